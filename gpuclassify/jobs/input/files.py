@@ -111,7 +111,7 @@ def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFil
 
 
 def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[str, ...]:
-    """Return a reader's `paths`, and the targets of linked folders in which its `files` were found.
+    """Return a reader's `paths`, and the targets of linked folders that contain its `files`.
 
     An output must not lie in any of them, because the reader would find it.
     """
@@ -221,9 +221,10 @@ def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
 
 
 def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
-    """Raise BrokenContentError if a file's sizes are those of a decompression bomb.
+    """Raise BrokenContentError if a file's sizes suggest a decompression bomb.
 
-    That is more than 256 MiB of `unpacked_bytes`, and more than 200 times the `stored_bytes`.
+    The limits are 256 MiB of `unpacked_bytes`, and 200 times the `stored_bytes`. Both must be
+    exceeded.
     """
     if unpacked_bytes > max(UNPACKED_BYTES, MOST_UNPACKED * stored_bytes):
         raise BrokenContentError(

@@ -16,8 +16,8 @@ from gpuclassify.workers.run_context import current_worker
 TOPIC = "gpuclassify-left-out"
 logger = logging.getLogger(__name__)
 
-# One dict for each active `left_out_logged` block: counts by kind, by piece of the input. A piece
-# that is read several times counts once.
+# One dict for each active `left_out_logged` block: counts by kind, for each piece of the input.
+# Pieces are keys, because a piece that is read several times counts once.
 _watching: list[dict[str, Mapping[str, int]]] = []
 
 

@@ -62,10 +62,10 @@ FAST_PART_BYTES, LARGEST_PART_BYTES = 8 << 20, 64 << 20
 # A small input of a slow stage is some 50 parts, because few workers may take minutes for 1 MiB.
 FEW_PARTS, SMALLEST_PART_BYTES, SLOW_PART_BYTES = 50, 64 << 10, 1 << 20
 FEW_FILES = 16  # up to this number, small files are not joined, so that each worker has a file
-# A part inside a compressed file or row group is read from the beginning of the file or group, so
-# that cutting costs time. Parts are small at first. In local files they grow to 1/MOST_SHARES of
-# the input, or to the usual size if that is larger. In an input of at most SHARED_BYTES, the
-# fraction is of the file or row group.
+# Parts of a compressed file or row group are read from the beginning of the file or group, so
+# cutting costs time. Parts are small at first. In local files they grow to 1/MOST_SHARES of the
+# input, or to the usual size if that is larger. In an input of at most SHARED_BYTES, the fraction
+# is of the file or row group.
 MOST_SHARES, SHARED_BYTES = 16, 32 << 20
 COMPRESSION_RATIO = 4  # assumed ratio of decompressed to compressed bytes
 COLUMN_BYTES = 1 << 10  # minimum bytes of a part per column, because columns cost time per part

@@ -82,7 +82,7 @@ class Part:
     file_bytes: int | None = None  # size of the file, which saves a request for it
     followers: tuple[Part, ...] = ()
     rows: tuple[int, int] | None = None  # first row and end row of the row groups in the file
-    # For each annotation set, the ranges of the piece's rows, or None if it may lack some.
+    # Ranges of the piece's rows, by annotation set. None stands for a set that may lack some.
     annotations: tuple[tuple[AnnotationRange, ...] | None, ...] = ()
 
     @property
@@ -228,7 +228,7 @@ class InputParts:
     schema: InputSchema
     files: tuple[InputFile, ...]  # all files of the input
     part_bytes: int  # target size of a part
-    provenance: Provenance = field(default_factory=Provenance)  # of columns of annotation sets
+    provenance: Provenance = field(default_factory=Provenance)  # origin of annotations
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ def read_table(
     unread = annotations.unreadable(part)
     plain = schema.drop_annotations()
     if plain.arrow.names or positions is None:
-        if not plain.arrow.names:  # To count the rows, readers need a column; no file has this one.
+        if not plain.arrow.names:  # Readers need a column to count rows; no file has this one.
             nothing = pa.schema([(ROW_POSITION * 2, pa.string())])
             plain = replace(plain, arrow=nothing, is_projected=True)
         plain = replace(plain, has_positions=True)

@@ -191,7 +191,7 @@ class FileReader(Declared):
     def find_parts(
         self, on_error: str = "raise", needed: Collection[str] = (), *, is_slow: bool = True
     ) -> InputParts:
-        """Find the files, their columns, and their parts, each of which one task reads.
+        """Find the files, their columns, and their parts (slices that one task reads).
 
         Parameters
         ----------

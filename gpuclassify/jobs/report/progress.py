@@ -112,7 +112,7 @@ class JobProgress:
             self._print()
 
     def waiting(self, what: str) -> None:
-        """Show `what`, such as "Loading the model", in place of the title and the progress."""
+        """Show the text `what`, such as "Loading the model", and hide the progress."""
         self._title = what
         if self._bar is None:
             self._write(what)

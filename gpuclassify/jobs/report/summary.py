@@ -1,4 +1,4 @@
-"""Counts of rows of a part (what one task reads), which add up over parts, and a job's summary."""
+"""Counts of rows of a part (a slice that one task reads), and the summary of a job."""
 
 from __future__ import annotations
 
