@@ -112,7 +112,7 @@ class JobProgress:
             self._print()
 
     def waiting(self, what: str) -> None:
-        """Show the text `what`, such as "Loading the model", and hide the progress."""
+        """Replace the title and the progress by the text `what`, such as "Loading the model"."""
         self._title = what
         if self._bar is None:
             self._write(what)
