@@ -112,7 +112,10 @@ class JobProgress:
             self._print()
 
     def waiting(self, what: str) -> None:
-        """Replace the title and the progress by the text `what`, such as "Loading the model"."""
+        """Replace title and progress by a text.
+
+        For example, `what` is "Loading the model".
+        """
         self._title = what
         if self._bar is None:
             self._write(what)
