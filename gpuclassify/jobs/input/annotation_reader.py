@@ -27,9 +27,9 @@ _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(FileNotFoundError, pa.ArrowException),
 )
-# Column of positions in tables that are being read; input files may have a column `PLACE`.
+# Name of the column of positions while tables are read: input files may have a column `PLACE`.
 ROW_POSITION = "\0place"
-# Key in the source of a part's record: row count, first and last position by input file.
+# Key in `Record.source`: (row count, first position, last position) by input file.
 ANNOTATED = "annotated"
 
 
@@ -50,7 +50,7 @@ class AnnotationRange:
     count: int
     low: int  # first position
     high: int  # last position
-    left_out: tuple[str, ...]  # "file", "line" or "row" if some were left out of the file's part
+    left_out: tuple[str, ...]  # kinds of failed items in its part: "file", "line", "row"
     total: int  # number of rows of the whole annotation file
     file: str  # input file, as the column `FILE` names it
 
@@ -81,10 +81,11 @@ class AnnotationColumns:
 
 
 class AnnotationReader:
-    """Reader of the annotations of one part, which are columns that jobs wrote for its rows.
+    """Reader of the annotation columns of one part, the input of one task.
 
-    A part consists of pieces: ranges of one or several input files. The methods take a piece. Each
-    annotation file is opened once, to read the row groups with the part's rows.
+    `part` is a `Part`, and `schema` the `InputSchema`. A part consists of pieces, each a range of
+    one input file, which the methods take. Each annotation file is opened once, and only the row
+    groups with rows of the part are read.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
@@ -142,8 +143,8 @@ class AnnotationReader:
     def lacks_content(self, piece: Any) -> bool:
         """Return whether an annotation set may list this piece, or part of it, as unreadable.
 
-        This is so if the set covers the piece's file but has no row of the piece, or if it lists a
-        whole file, or the rest of one, as unreadable.
+        That is the case if a set covers the piece's file but has no row of the piece, or if it
+        lists the whole file, or the rest of it, as unreadable.
         """
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
@@ -174,11 +175,6 @@ class AnnotationReader:
             yield from zip(fields.values(), table.columns, strict=True)
 
     def _types(self, fields: Mapping[str, str]) -> dict[str, pa.DataType]:
-        """Return the Arrow types of annotation columns, which all annotation files are cast to.
-
-        `fields` maps their names in annotation files, which the result has, to their names in
-        frames.
-        """
         return {n: self._schema.arrow.field(name).type for n, name in fields.items()}
 
     def _read_ranges(
@@ -204,10 +200,9 @@ class AnnotationReader:
 
 
 def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
-    """Return the positions of a range's rows in the input file, int64 (rows,), ascending.
+    """Return the positions of a range's rows, int64 (rows,), from its rows `table` of the set.
 
-    `table` has the range's rows from the annotation file. Raises ValueError if they contradict the
-    range: if they are of another input file, or do not ascend from its first position to its last.
+    Raises ValueError if the rows are of another file, or do not ascend from `low` to `high`.
     """
     if not pc.all(pc.equal(table[FILE], rows.file)).as_py():
         raise ValueError(
@@ -224,10 +219,9 @@ def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
 def _read_row_groups(
     file: Any, names: list[str], start: int, stop: int, total: int
 ) -> tuple[int, pa.Table]:
-    """Read columns of the row groups that have rows from `start` to before `stop`.
+    """Read the row groups with rows `start` to `stop` - 1 of an open Parquet file.
 
-    `file` is an open Parquet file, and `names` are the columns. Returns the number of the first row
-    that was read, and a table. Raises ValueError unless the file has `total` rows.
+    Returns the number of the first row that was read, and a table with the columns `names`.
     """
     parquet = open_parquet(file)
     if parquet.metadata.num_rows != total:
@@ -257,10 +251,10 @@ def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def naming_damage(folder: str, name: str) -> Iterator[None]:
-    """Convert errors from reading a damaged annotation file to AnnotationError, which names it.
+    """Convert errors from reading a damaged annotation file to AnnotationErrors that name the file.
 
-    `folder` is the address of the annotation set, and `name` the file's path in it. Anybody may
-    have written the file: values may be missing or of any type.
+    `folder` is the address of the annotation set, and `name` the file's path in it. Values in the
+    file may be missing or of any type, because anybody may have written it.
     """
     try:
         yield

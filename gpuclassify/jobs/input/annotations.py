@@ -1,8 +1,8 @@
 """Annotation sets: folders of columns that jobs wrote for the rows of input files.
 
 The first job writes into the folder itself. Later jobs, which annotate files that came or changed
-since, write into folders below it. Rows are matched by input file and position, whatever parts the
-set and the input are cut into.
+since, write into folders below it. Rows are matched by input file and position, so that the set and
+the input may be cut into different parts (slices that one task reads).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ MOST_NAMED = 3  # files that an error lists
 class FileAnnotations:
     """Annotations of one input file: its state when it was annotated, and row ranges in the set.
 
-    `state` is its size and version. `folder` is the folder of the job that annotated it last, and
-    identifies that job. A job's key does not: if a file is changed back, the job that annotates it
-    again has the settings, the input and so the key of an earlier job.
+    `state` is the file's size and version. `folder` is the folder of the job that annotated the
+    file last, and identifies that job. Its key, a hash of settings and input, does not: if a file
+    is changed and changed back, two jobs have the same key.
     """
 
     state: str
@@ -72,7 +72,7 @@ class AnnotationSet:
     """
 
     store: Store
-    prefix: str = ""
+    prefix: str = ""  # prefix of column names in frames
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # job.json by folder
     files: dict[str, FileAnnotations] = field(default_factory=dict)  # keyed by input file
     undone: set[str] = field(default_factory=set)  # folders of unfinished jobs
@@ -139,7 +139,7 @@ class AnnotationSet:
     def unfinished(self) -> str | None:
         """Folder of an unfinished job that annotated a file last, or None if there is none.
 
-        Of several folders, it is the first by name; "" is the folder of the set itself.
+        If there are several folders, it is the first by name. "" is the folder of the set itself.
         """
         folders = (file.folder for file in self.files.values())
         return min((folder for folder in folders if folder in self.undone), default=None)
@@ -220,9 +220,9 @@ class AnnotationSet:
                     raise damaged(self.shown, later.name, reason)
 
     def read_columns(self) -> None:
-        """Read `columns` of the set from the first readable annotation file of each job's folder.
+        """Set `columns` from the first readable annotation file in each job's folder.
 
-        Skipped are damaged files, and files whose columns contradict the columns of earlier
+        Damaged files are skipped, and so are files whose columns contradict the columns of earlier
         folders.
         """
         for folder in self.jobs:
@@ -247,10 +247,10 @@ class AnnotationSet:
                 raise ValueError(f"its columns cannot be read: {err}") from err
 
     def _merge_columns(self, name: str) -> pa.Schema:
-        """Return the set's columns with types widened for the values of the annotation file `name`.
+        """Return `columns`, with types widened to hold the values of the annotation file `name`.
 
-        Raises ValueError if the file's columns have other names, or are not those of annotations.
-        Raises AnnotationError if a column has no type for the values of all files.
+        Raises ValueError if names of columns differ, and AnnotationError if there is no common
+        type.
         """
         with self.folder(name).reading() as file:
             metadata = pq.read_metadata(file)
@@ -326,9 +326,9 @@ class AnnotationSet:
     def check_rows(self, file: str, last: Part) -> None:
         """Raise AnnotationError if an input file cannot have the rows that the set annotates.
 
-        `file` is its name, and `last` its last piece, which shows the number of its rows or bytes.
-        A Parquet file must have as many rows as the set. In JSON lines, all rows of the set must
-        begin before the end of the file.
+        `file` is its name, and `last` the last of its pieces (ranges of rows or bytes), whose end
+        is the file's number of rows or bytes. A Parquet file must have as many rows as the set. In
+        JSON lines, all rows of the set must begin before the end of the file.
         """
         ranges = self.files[file].ranges
         count = sum(rows.count for rows in ranges)
@@ -366,11 +366,10 @@ def some_names(names: Sequence[str]) -> str:
 
 
 def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
-    """Return pairs of an input file and one of its row ranges in the annotation file `name`.
+    """Return pairs of an input file and a row range of it, in the order of rows.
 
-    They are in the order of rows, and from the `record` of the annotation file. Each of the parts
-    that were joined in it has a range for each of its input files. Raises ValueError if the record
-    contradicts itself.
+    `record` is the record of the annotation file `name`. Raises ValueError if it contradicts
+    itself.
     """
     ranges, first, total = [], 0, record.rows_out
     for part in record.parts:
@@ -390,7 +389,8 @@ def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return the Arrow type that holds the values of both types, such as int64 for int32 and int64.
 
-    Raises ArrowTypeError if there is none. Dictionaries, views and JSON count as plain types.
+    Dictionary, view and JSON types count as the plain types of their values. Raises ArrowTypeError
+    if there is no common type.
     """
     return one if one == other else union(plain_type(one), plain_type(other))
 
@@ -418,12 +418,12 @@ def add_annotations(
     storage_options: dict[str, Any],
     is_complete: bool,
 ) -> InputParts:
-    """Add the columns of annotation sets to the parts of an input.
+    """Return the parts of an input with the columns of annotation sets.
 
-    `plan` is the input, `paths` are those of its reader, and `listed` are the names of all files
-    that are there, also of those left unread. Raises AnnotationError unless the sets annotate these
-    files in their present state; with `is_complete`, also if annotations are missing. Raises
-    UnreadableInputError if two columns have one name.
+    `plan` is the input without them. `paths` are the reader's paths, and `listed` the names of all
+    files found there, including files that are not read. Raises AnnotationError unless the sets
+    annotate these files in their present state; with `is_complete`, also if annotations are
+    missing. Raises UnreadableInputError if two columns have one name.
     """
     stores = [open_store(path, storage_options) for path in paths]
 
@@ -457,10 +457,9 @@ def add_annotations(
 
 
 def _add_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:
-    """Add to each piece of a part the rows of every annotation set that overlap its positions.
+    """Add the overlapping row ranges of every annotation set to each piece of a part.
 
-    `real` has the name that sets have for each file, by its path. A set that does not annotate a
-    file, or not yet completely, may have no such rows; the piece then has None for it.
+    `real` maps paths to names in sets. A piece gets None for a set that may lack rows of it.
     """
 
     def add(piece: Part) -> Part:

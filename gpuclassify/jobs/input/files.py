@@ -41,11 +41,11 @@ DIGESTED_BYTES = 1 << 20  # read size for digests
 # memory is taken. Documents usually compress to a tenth.
 UNPACKED_BYTES, MOST_UNPACKED = 256 << 20, 200
 _UNPACKED, _STORED = 2, 3  # field numbers of the sizes in Parquet's PageHeader
-# Types of Thrift's compact protocol, and the bytes of those that have a fixed size.
+# Type codes of Thrift's compact protocol, and the bytes of a value for types of fixed size.
 _INT32, _INTEGERS, _BINARY, _STRUCT = 5, (4, 5, 6), 8, 12
 _FIXED_BYTES = {1: 0, 2: 0, 3: 1, 7: 8}
 _SHA256 = "sha256:"
-# Digests computed in this process, by path and stamp: a file may have many parts.
+# Digests by path and stamp, computed once in each process: a file may be read in many parts.
 _digests: dict[tuple[str, str], str] = {}
 
 
@@ -59,10 +59,10 @@ class ChangedInputError(UnreadableInputError):
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input, or a folder of it that cannot be listed.
+    """Input file, or a folder of the input that cannot be listed.
 
-    `version` changes when the file does: its ETag, the time of its last change, or a digest of its
-    content. For a digest, `stamp` is the ETag or time at which it was computed.
+    `version` is the file's ETag, the time of its last change, or a digest of its content. If it is
+    a digest, `stamp` is the ETag or the time that the file had when the digest was computed.
     """
 
     path: str  # path or URL as listed: folder names in it may give columns
@@ -111,9 +111,9 @@ def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFil
 
 
 def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[str, ...]:
-    """Return a reader's `paths`, and the targets of links to folders on the way to its `files`.
+    """Return a reader's `paths`, and the targets of linked folders that contain its `files`.
 
-    No output may lie there, because the reader would find it.
+    An output must not lie in any of them, because the reader would find it.
     """
     return (*paths, *sorted({file.linked for file in files} - {""}))
 
@@ -121,8 +121,9 @@ def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[
 def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[InputFile]:
     """Return the files with SHA-256 digests of their content as versions.
 
-    All bytes are read, from several files at a time. Versions stay for unreadable files, for files
-    of the Hub at a commit, and for ETags of object stores, which change with every write.
+    All bytes are read, from several files at a time. Versions stay as they are for unreadable
+    files, for files of the Hub at a commit, and for files with ETags of object stores, which change
+    with every write.
     """
 
     def digested(file: InputFile) -> InputFile:
@@ -220,9 +221,10 @@ def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
 
 
 def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
-    """Raise BrokenContentError for a decompression bomb, by its unpacked and stored bytes.
+    """Raise BrokenContentError if a file's sizes suggest a decompression bomb.
 
-    It has more than 256 MiB unpacked, and more than 200 times its stored bytes.
+    The limits are 256 MiB of `unpacked_bytes`, and 200 times the `stored_bytes`. Both must be
+    exceeded.
     """
     if unpacked_bytes > max(UNPACKED_BYTES, MOST_UNPACKED * stored_bytes):
         raise BrokenContentError(
@@ -233,10 +235,11 @@ def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
 
 
 def open_parquet(file: BinaryIO) -> pq.ParquetFile:
-    """Open a Parquet file; reading verifies the checksums of its Parquet pages, if it has any.
+    """Open a Parquet file so that reading it finds damage and decompression bombs.
 
-    Verification costs no measurable time. pyarrow and Spark write checksums on request. Reading
-    raises BrokenContentError before it unpacks Parquet pages that `check_unpacked` refuses.
+    Reading verifies the checksums of Parquet pages, if the file has any (pyarrow and Spark write
+    them on request), at no measurable cost. It raises BrokenContentError before it unpacks pages
+    that `check_unpacked` refuses.
     """
     metadata = pq.read_metadata(file)
     source = pa.PythonFile(_CheckedPages(file, metadata), mode="r")
@@ -244,7 +247,7 @@ def open_parquet(file: BinaryIO) -> pq.ParquetFile:
 
 
 class _CheckedPages:
-    """Open Parquet file that checks headers of Parquet pages whenever pyarrow reads column chunks.
+    """Open Parquet file that checks page headers whenever pyarrow reads column chunks.
 
     pyarrow allocates the size in a page's header, even if the footer contradicts it. It reads each
     column chunk at once, because `pq.ParquetFile` has `pre_buffer=True`.
@@ -263,10 +266,6 @@ class _CheckedPages:
         return getattr(self._file, name)
 
     def read(self, size: int = -1) -> bytes:
-        """Read `size` bytes, or all that are left if it is -1.
-
-        Raises BrokenContentError if Parquet pages that begin there unpack to too many bytes.
-        """
         start = self._file.tell()
         content = self._file.read(size)
         first = bisect.bisect_left(self._starts, start)
@@ -285,7 +284,6 @@ class _CheckedPages:
 
 
 def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the start and end offsets of a column chunk's Parquet pages in the file."""
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
         start = chunk.dictionary_page_offset
@@ -293,10 +291,9 @@ def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def _page_header(content: bytes, at: int) -> tuple[dict[int, int], int]:
-    """Return the int32 fields of a Parquet page's header by number, and the header's end offset.
+    """Parse a page's header, a struct in Thrift's compact protocol at offset `at` of `content`.
 
-    The header begins at the offset `at` of `content`. It is a struct in Thrift's compact protocol;
-    numbers wrap at 32 bits. Raises IndexError if it is truncated.
+    Returns its int32 fields by number, and its end offset. Raises IndexError if it is truncated.
     """
     numbers: dict[int, int] = {}
     field = 0
@@ -325,11 +322,10 @@ def _page_header(content: bytes, at: int) -> tuple[dict[int, int], int]:
 
 def _zigzag(content: bytes, at: int) -> tuple[int, int]:
     value, at = _varint(content, at)
-    return (value & 0xFFFFFFFF) >> 1 ^ -(value & 1), at
+    return (value & 0xFFFFFFFF) >> 1 ^ -(value & 1), at  # numbers wrap at 32 bits
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Decode the Thrift varint at an offset; return the number, and the offset behind it."""
     value = shift = 0
     while (byte := content[at]) & 128:
         value |= (byte & 127) << shift
@@ -338,10 +334,9 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _files_of(store: Store) -> Iterator[InputFile]:
-    """Yield the data files and unreadable folders of one input; files behind links come last.
+    """Yield the data files and unreadable folders of an input, which is a file, folder or pattern.
 
-    `store` is the input: a file, folder or pattern. Raises UnreadableInputError if it has no data
-    file and no unreadable folder.
+    Raises UnreadableInputError if there are none.
     """
     entries = store.entries()
     if entries is None:
@@ -373,10 +368,7 @@ def _files_of(store: Store) -> Iterator[InputFile]:
 
 
 def _is_data(entry: Entry) -> bool:
-    """Return whether an entry of a listing is to be read, or reported as unreadable.
-
-    It is so if it has a data file's name, cannot be listed, or is a link to nothing.
-    """
+    """Return True for a data file, an unreadable folder, or a link to nothing."""
     if entry.problem is not None or file_format(entry.path) is not None:
         return True
     try:
@@ -394,7 +386,7 @@ def _digest(file: InputFile, store: Store) -> str:
 
 
 def _bare(version: str) -> str:
-    """Strip quotes and the mark of weak ETags, ``W/``, so that equal versions compare equal."""
+    # ETags may have quotes, and ``W/`` marks weak ones.
     return version.removeprefix("W/").strip('"')
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # pyarrow's reader accepts less than 2 GiB at once. Smaller blocks are faster to bisect, and need
 # less memory if lines are blank or short.
 MOST_BYTES_AT_ONCE = 16 << 20
-# A parser without a limit overflows its stack: pyarrow's between 10,000 and 100,000.
+# A parser without a limit overflows its stack; pyarrow's does between 10,000 and 100,000 levels.
 DEEPEST_NESTING = 1_000
 MOST_VALUES = 4_000_000  # values in a line; pyarrow and Python need some 100 bytes for each
 # Parquet readers support columns of this depth, where a list counts twice. Pickle supports some 50
@@ -37,7 +37,7 @@ MOST_VALUES = 4_000_000  # values in a line; pyarrow and Python need some 100 by
 DEEPEST_COLUMN = 99
 MOST_LINE_BYTES = 256 << 20
 PIECE_BYTES, CHUNK_BYTES = 8 << 10, 1 << 20  # read sizes while searching the end of a line
-# Above MOST_COLUMNS columns, samples give no column that is in under 1 of FEW_LINES lines.
+# If there are more than MOST_COLUMNS columns, those in under 1 of FEW_LINES lines are left out.
 MOST_COLUMNS, FEW_LINES = 500, 100
 MOST_RUNS = 2_000  # runs of lines counted in a sample whose lines conflict
 ONE_A_LINE = (
@@ -84,7 +84,7 @@ class BadLine:
     offset: int
     line: bytes  # only the beginning of a line that is too long
     reason: str
-    skipped: int = 0  # bytes of a line that is too long
+    skipped: int = 0  # length in bytes of a line that is too long; 0 for others
 
 
 def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int, bytes]:
@@ -172,8 +172,9 @@ class WholeLines(io.RawIOBase):
     def read_range(self, start: int, end: float) -> tuple[int, bytes]:
         """Read the lines that begin in ``[start, end)``; return the first offset and the content.
 
-        Nothing may have been read before. `long_lines` then has only lines of the range, and `cut`
-        is kept only if the stream is cut in the range: all later ranges are empty.
+        This must be the first read of the stream. Afterwards, `long_lines` has only lines of the
+        range, and `cut` is set only if the stream is cut in the range, so that no other range
+        reports the error.
         """
         pieces: list[bytes] = []
         offsets = []  # offsets of kept content
@@ -241,11 +242,11 @@ def parse(
 ) -> pa.Table:
     """Parse JSON lines into an Arrow table, with a row for each line that is not blank.
 
-    Without a schema, the columns are inferred. Fields that the schema lacks are left out if
-    `is_projected`, and refused otherwise. Columns of JSON get the text of their values. Halves of
-    surrogate pairs become U+FFFD in fields that are left out; with `replaces`, in all that are not
-    JSON. A bad line raises ValueError, RecursionError or pa.ArrowException, which are the errors
-    `BROKEN_LINES`.
+    Without a schema, columns are inferred. If a line has fields that the schema lacks, they are
+    left out if `is_projected`, and otherwise the line is bad. Columns of Arrow's JSON type get the
+    text of their values. Halves of surrogate pairs become U+FFFD in fields that are left out; with
+    `replaces`, also in all columns except JSON. A bad line raises one of `BROKEN_LINES`:
+    ValueError, RecursionError or pa.ArrowException.
     """
     rows = sum(map(_check_line, lines))
     if not rows:
@@ -274,7 +275,7 @@ def _parse(
     content = b"".join(lines)
     table = arrow_json.read_json(
         io.BytesIO(content),
-        # Lines must not cross blocks, and may be long, so that all are one block.
+        # All lines are one block, because lines must not cross blocks, and may be long.
         read_options=arrow_json.ReadOptions(block_size=len(content) + 1),
         parse_options=arrow_json.ParseOptions(
             explicit_schema=schema,
@@ -302,7 +303,7 @@ def _parse(
 def _check_finite(table: pa.Table, content: bytes) -> None:
     """Raise BadLineError if a number beyond float64 was read as infinity.
 
-    `content` has the lines from which `table` was parsed; they may write Infinity themselves.
+    The lines in `content` may also write Infinity themselves, which is allowed.
     """
     columns = [chunk for column in table.columns for chunk in column.chunks]
     while columns:
@@ -323,9 +324,9 @@ def parse_good(
 ) -> tuple[pa.Table, list[BadLine]]:
     """Parse JSON lines at `offset` of a file into a table of good lines, and a list of bad ones.
 
-    Fields that the schema lacks are left out if `is_projected`, else their lines are bad. With
-    `replaces`, halves of surrogate pairs become U+FFFD; without, a line with one in a column of the
-    schema is bad.
+    Fields that the schema lacks are left out if `is_projected`; otherwise their lines are bad.
+    Halves of surrogate pairs in columns of the schema become U+FFFD with `replaces`; otherwise
+    their lines are bad.
     """
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
@@ -336,10 +337,7 @@ def parse_good(
 
 
 def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield blocks of whole lines, of about 16 MiB: the offset in `content`, and the lines.
-
-    Only one block at a time is in memory as lines.
-    """
+    """Yield offset and lines of blocks of about 16 MiB, so that few lines are in memory."""
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
@@ -382,12 +380,12 @@ def json_columns(schema: Iterable[pa.Field]) -> list[str]:
 
 
 def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType | None]:
-    """Return types to parse columns of JSON lines with, by name, if they differ from `columns`.
+    """Return types for parsing columns of JSON lines, if they differ from types in `columns`.
 
-    `columns` are those of an input that has Parquet files, too, whose types may be other ones.
-    `in_lines` are the columns that JSON lines alone give. Columns of JSON stay JSON, and a column
-    keeps its type `in_lines` if pyarrow cannot parse JSON as the type in `columns`. None means that
-    lines cannot hold the column.
+    `columns` is the schema of an input that also has Parquet files, and `in_lines` the schema that
+    its JSON lines alone would have. A column is parsed with its type `in_lines` if that is JSON, or
+    if pyarrow cannot parse JSON as the type in `columns`. The result has types by name; None means
+    that lines cannot hold the column.
     """
     types: dict[str, pa.DataType | None] = {}
     own = {field.name: field.type for field in in_lines}
@@ -404,10 +402,9 @@ def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType
 
 
 def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
-    """Quote the values of columns `texts` in a line, so that they are read as text, except null.
+    """Return a line with values of columns `texts` as JSON strings, to read them as text.
 
     Halves of surrogate pairs become U+FFFD in columns that are neither in `texts` nor in `kept`.
-    Returns the new line.
     """
     text, pieces, done = line.decode(), [], 0
     start = _SEPARATOR.match(text, text.find("{") + 1).end()  # type: ignore[union-attr]
@@ -465,9 +462,9 @@ def frequent_columns(
 ) -> pa.Schema:
     """Return the schema without columns in less than 1% of the lines, if it has more than 500.
 
-    Each row of a frame would have all of them. Columns are counted in the lines of `samples`, and
-    those named in `kept` stay. Lines with fields that the schema lacks are refused when they are
-    read.
+    Each row of a frame would have all of these columns. Columns are counted in the lines of
+    `samples`, and columns named in `kept` stay. Lines with fields that the schema lacks are refused
+    when they are read.
     """
     if len(schema) <= MOST_COLUMNS:
         return schema
@@ -500,11 +497,9 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
 
 
 def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
-    """Return the type with integers in place of floating point if all values are integers.
+    """Return the type `kind`, with integers for floats at any nesting if all values are integers.
 
-    `kind` is the type of `values`, which are from a column of some lines. In lists and objects,
-    types are replaced at any nesting. `name` is the name of the column and fields, for a warning
-    about integers that lose digits.
+    `name` is the column and field, for a warning about integers that lose digits.
     """
     if pa.types.is_list(kind):
         inner = [item for value in values if isinstance(value, list) for item in value]
@@ -538,10 +533,7 @@ def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
 
 
 def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
-    """Explain why a line cannot be read, with a cure if there is one.
-
-    `err` is the error that parsing the line with `schema` has raised.
-    """
+    """Explain why a line cannot be read, and how to cure it; `err` is the parser's error."""
     try:
         line.decode()
     except UnicodeDecodeError as wrong:
@@ -636,10 +628,7 @@ def _check_objects_stay_empty(lines: Sequence[bytes], schema: pa.Schema) -> None
 
 
 def _check_nothing_is_lost(parsed: pa.Schema, schema: pa.Schema) -> None:
-    """Raise BadLineError if lines have fields with values that `schema` lacks.
-
-    `parsed` is the schema that the lines have themselves.
-    """
+    """Raise BadLineError if the lines' own schema `parsed` has values that `schema` lacks."""
     known = {field.name: field.type for field in schema}
     unknown = [
         field.name

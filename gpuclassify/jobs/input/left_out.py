@@ -1,4 +1,4 @@
-"""Counts of files, lines and rows that lazy reading leaves out, here or on a cluster's workers."""
+"""Count files, lines and rows that lazy reading leaves out, here or on a cluster's workers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gpuclassify.workers.run_context import current_worker
 TOPIC = "gpuclassify-left-out"
 logger = logging.getLogger(__name__)
 
-# Counts by kind and by piece of the input, of each `left_out_logged` block of this process. A piece
-# may be read several times, and counts once.
+# One dict for each active `left_out_logged` block: counts by kind, for each piece of the input.
+# Pieces are keys, because a piece that is read several times counts once.
 _watching: list[dict[str, Mapping[str, int]]] = []
 
 
 def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
     """Report files, lines and rows that could not be read, for the log of `left_out_logged`.
 
-    `piece` is the part of the input that had the `problems`; it counts once, even if it is read
-    several times. On a Dask worker, the report goes to the client.
+    `piece` identifies the range of the input that has the `problems`. It counts once, even if it is
+    read several times. On a Dask worker, the report goes to the client.
     """
     if not (counts := counts_by_kind(problems)):
         return
@@ -39,7 +39,7 @@ def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
 def left_out_logged() -> Iterator[None]:
     """Log the number of files, lines and rows that reading left out in the block.
 
-    Of nested blocks, only the outermost one logs.
+    If blocks are nested, only the outermost one logs.
     """
     counts: dict[str, Mapping[str, int]] = {}
     client = _client()
@@ -60,12 +60,9 @@ def left_out_logged() -> Iterator[None]:
 
 
 def _client() -> Any:
-    """Return the current Dask client without importing distributed.
-
-    Returns None if there is none, or if it is asynchronous.
-    """
+    """Return the current synchronous Dask client or None, without importing distributed."""
     distributed = sys.modules.get("distributed")
-    with contextlib.suppress(ValueError):  # there is none
+    with contextlib.suppress(ValueError):  # no current client
         client = distributed and distributed.default_client()
         return None if client is None or client.asynchronous else client
     return None

@@ -1,4 +1,4 @@
-"""Cut input files to parts, and find the columns of the input, which are common to all parts."""
+"""Cut input files into parts (slices that one task reads), and infer their common columns."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ FAST_PART_BYTES, LARGEST_PART_BYTES = 8 << 20, 64 << 20
 # A small input of a slow stage is some 50 parts, because few workers may take minutes for 1 MiB.
 FEW_PARTS, SMALLEST_PART_BYTES, SLOW_PART_BYTES = 50, 64 << 10, 1 << 20
 FEW_FILES = 16  # up to this number, small files are not joined, so that each worker has a file
-# A part of a compressed file or row group is read from the file's or group's beginning, so cutting
-# costs time. Parts are small at first, and grow to 1/MOST_SHARES of the input, or to the usual size
-# if that is larger. In an input of at most SHARED_BYTES, the fraction is of the file or row group.
+# Parts of a compressed file or row group are read from the beginning of the file or group, so
+# cutting costs time. Parts are small at first. In local files they grow to 1/MOST_SHARES of the
+# input, or to the usual size if that is larger. In an input of at most SHARED_BYTES, the fraction
+# is of the file or row group.
 MOST_SHARES, SHARED_BYTES = 16, 32 << 20
 COMPRESSION_RATIO = 4  # assumed ratio of decompressed to compressed bytes
 COLUMN_BYTES = 1 << 10  # minimum bytes of a part per column, because columns cost time per part
@@ -120,7 +121,7 @@ def read_footers(
 
 @dataclass(frozen=True)
 class PartSizes:
-    """Sizes of parts in bytes: small at the input's beginning, so that results show early.
+    """Sizes of parts in bytes, which are small at the input's beginning to show results early.
 
     A part has as many bytes as all parts before it together, at least `first` and at most `usual`.
     """
@@ -134,9 +135,9 @@ class PartSizes:
         return min(max(self.first, offset), self.usual)
 
     def ends(self, offset: int, size: int, usual: int) -> list[int]:
-        """Cut a run of `size` bytes to parts; return the end of each, as an offset in the run.
+        """Cut a range of `size` bytes into parts; return their end offsets in the range.
 
-        The run begins at the byte `offset` of the input. Parts have up to `usual` bytes, which
+        The range begins at the byte `offset` of the input. Parts have up to `usual` bytes, which
         replaces `self.usual`. The last part may be larger, but less than twice as large.
         """
         ends, end = [], 0
@@ -150,8 +151,8 @@ class PartFinder:
     """Finder of the parts and columns of Parquet files and JSON lines.
 
     If `on_error` is "quarantine", an unreadable file becomes a part with a problem; otherwise it
-    raises. All Parquet files must have the columns `needed` if any does. With `is_slow`, the parts
-    of a small input are small, to balance workers.
+    raises. If any Parquet file has a column in `needed`, all must have it. With `is_slow`, the
+    parts of a small input are small, to balance workers.
     """
 
     files: Sequence[InputFile]
@@ -166,9 +167,9 @@ class PartFinder:
     def find(self) -> InputParts:
         """Find the parts and columns, from footers of Parquet files and samples of JSON lines.
 
-        Raises UnreadableInputError if nothing can be read, if columns of the files do not fit
-        together, or if one is missing. Raises it for unreadable files and lines, too, unless
-        `on_error` is "quarantine" or the file is in `expected`.
+        Raises UnreadableInputError if nothing can be read, if a column is missing, or if columns of
+        the files do not fit together. An unreadable file or line also raises it, unless `on_error`
+        is "quarantine" or the file is in `expected`.
         """
         problems: list[tuple[Part, Problem]] = []
         samples: list[Lines] = []
@@ -180,7 +181,7 @@ class PartFinder:
                 self._check(problems)
         schema = self.schema(samples, problems)
         for sample in samples:
-            # Only if folders give a column that other files hold, the lines are parsed for it.
+            # Lines are parsed only if folder names give a column that other files hold.
             if missing_column(sample.part.path, (), schema.file_fields):
                 names = sampled_schema([sample.content]).names
                 reason = missing_column(sample.part.path, names, schema.file_fields)
@@ -245,10 +246,9 @@ class PartFinder:
     def _merge_formats(
         self, in_tables: pa.Schema, in_lines: pa.Schema, samples: Sequence[Lines]
     ) -> pa.Schema:
-        """Return the columns of Parquet files (`in_tables`) and of JSON lines (`in_lines`).
+        """Merge the columns of Parquet files (`in_tables`) and of JSON lines (`in_lines`).
 
-        A column of both gets a common type, which is JSON if it is JSON in lines. Raises
-        UnreadableInputError if a column in `fields` has no common type.
+        Raises UnreadableInputError if a column in `fields` has no common type.
         """
         columns = {field.name: field for field in in_tables}
         for field in in_lines:
@@ -280,7 +280,7 @@ class PartFinder:
     def _footers(self) -> dict[str, Footer]:
         """Footers of the Parquet files by path.
 
-        Columns with only null values, whose type does not fit other files, get Arrow's null type.
+        An all-null column gets Arrow's null type if its type does not fit other files.
         """
         files = [file for file in self.files if file_format(file.path) == PARQUET]
         footers = read_footers(files, self.reader.storage_options)
@@ -292,10 +292,7 @@ class PartFinder:
 
     @functools.cached_property
     def _in_tables(self) -> pa.Schema:
-        """Columns of the Parquet files, without the columns of an index that has no name.
-
-        These stay if `fields` is set, or if there are no other columns.
-        """
+        """Columns of the Parquet files; of an index without a name only if `fields` is set."""
         if not self._footers:
             return pa.schema([])
         columns, _ = self._merge_schemas([*self._footers.values()])
@@ -306,15 +303,12 @@ class PartFinder:
 
     @functools.cached_property
     def _lines(self) -> list[InputFile]:
-        """Files of JSON lines, and folders that could not be listed, which have a problem."""
+        # These include folders that could not be listed.
         return [file for file in self.files if file.path not in self._footers]
 
     @property
     def _reads_lines(self) -> bool:
-        """Whether columns of JSON lines are read: there are such files, and `fields` is not empty.
-
-        If `fields` is empty, only columns of annotation sets are read.
-        """
+        # If `fields` is empty, only annotation sets are read.
         return bool(self._lines) and (self.fields is None or bool(self.fields))
 
     def misfits(self, schema: InputSchema) -> dict[str, Problem]:
@@ -337,15 +331,14 @@ class PartFinder:
     ) -> list[Part]:
         """Return the parts of a Parquet file: runs of row groups, or shares of a run's rows.
 
-        `offset` is the file's byte offset in the input. A run is cut to shares only in local files,
-        because each share fetches all of the run. A file that does not fit `schema` is one part
-        with a problem.
+        `offset` is the file's byte offset in the input.
         """
         footer = self._footers[file.path]
         problem = footer.problem or _misfit(file, footer, schema, self.needed)
         if problem is not None:
             return [Part(file.path, problem=problem)]
         parts: list[Part] = []
+        # Each share fetches the whole run, which is too slow from remote stores.
         is_cut = self._is_cut_inside(file.path) and store_type(file.path).is_near
         for run in _group_runs(footer, sizes, offset):
             first = sum(footer.group_rows[: run[0]]) if run else 0
@@ -385,9 +378,7 @@ class PartFinder:
     ) -> InputParts:
         """Join neighbouring whole files into parts, and return all parts of the input.
 
-        Files are joined up to the bytes in `part_sizes` and up to `files_per_partition` files.
-        `sizes` has the uncompressed bytes of each file by path, None if unknown, and `offsets` the
-        byte offset of each file in the input.
+        `sizes` are uncompressed bytes (None if unknown), and `offsets` byte offsets in the input.
         """
         most, room_sizes = self.reader.files_per_partition, part_sizes
         if self.reader.part_bytes is None and (most or len(self.files) <= FEW_FILES):
@@ -423,11 +414,7 @@ class PartFinder:
         )
 
     def _samples(self) -> Iterator[Lines | tuple[Part, Problem]]:
-        """Yield samples of JSON lines, to infer columns, and problems of unreadable byte ranges.
-
-        Ranges are spread over the input. In turn, the beginning, middle and end of a range are
-        read. There are at most `reader.samples` samples of about `reader.sample_bytes` each.
-        """
+        """Yield samples of JSON lines from all over the input, and problems of bad byte ranges."""
         most, sample_bytes = self.reader.samples, self.reader.sample_bytes
         lines_bytes = sum(file.size_bytes or 0 for file in self._lines)
         range_bytes = max(sample_bytes, -(-lines_bytes // most))
@@ -439,11 +426,12 @@ class PartFinder:
         last, steps = len(pieces) - 1, max(1, most - 1)
         spread = [round(step * last / steps) for step in range(most)] if pieces else []
         count = total_bytes = 0
-        # The other pieces follow, in case the first pieces are blank.
+        # All other pieces follow, in case those are blank.
         for number in dict.fromkeys([*spread, *range(len(pieces))]):
             piece = pieces[number]
             limit = Limit(line_bytes=sample_bytes) if piece.length is None else None
             if piece.length is not None:
+                # The beginning, middle and end of pieces are read in turn.
                 start = piece.start + max(0, piece.length - sample_bytes) * (count % 3) // 2
                 piece = replace(piece, start=start, length=sample_bytes)
             try:
@@ -466,10 +454,9 @@ class PartFinder:
         return sum(file.size_bytes or 0 for file in self.files)
 
     def _part_sizes(self, schema: InputSchema, total: int) -> PartSizes:
-        """Return the sizes of parts: `reader.part_bytes` if set, or sizes for some 200 parts.
+        """Return the sizes of parts of an input of `total` bytes.
 
-        `total` is the bytes of the input. Sizes do not depend on the cluster, because a job may
-        continue on another cluster.
+        They do not depend on the cluster, because a job may continue on another cluster.
         """
         least = few = FAST_PART_BYTES
         if self.is_slow:
@@ -484,33 +471,24 @@ class PartFinder:
         return bool(self.reader.part_bytes or self.reader.files_per_partition)
 
     def _is_cut_inside(self, path: str) -> bool:
-        """Return whether a row group or compressed file of `path` may be cut.
-
-        Cutting is worth its cost only if a slow stage reads columns, and the reader sets no size.
-        """
+        # Cutting is worth its cost only if a slow stage reads columns.
         is_cut = self.is_slow and bool(self.needed) and not self._is_cut_by_user
         return is_cut and (path in self._footers or compression(path) is not None)
 
     def _ends_inside(self, path: str, sizes: PartSizes, offset: int, size: int) -> list[int]:
-        """Cut a row group or compressed file of `size` bytes to parts.
+        """Cut a row group or compressed file of `size` bytes into parts; return end offsets in it.
 
-        It begins at the byte `offset` of the input. Returns the end of each part, as an offset in
-        it. As in `PartSizes`, parts grow from the input's beginning on. In a local file they have
-        at most a sixteenth of the input, or of the row group or file if the input is small; or the
-        usual size, if that is larger.
+        It begins at the byte `offset` of the input. Parts of remote files have no maximum size.
         """
         usual = size
-        if store_type(path).is_near:
+        if store_type(path).is_near:  # see MOST_SHARES
             whole = size if self._total_bytes <= SHARED_BYTES else sizes.total
             usual = max(sizes.usual, whole // MOST_SHARES)
         return sizes.ends(offset, size, usual)
 
     @functools.cached_property
     def _indivisible(self) -> set[str]:
-        """Paths of files that cannot be read from the middle.
-
-        They are compressed, or on a server that does not deliver ranges of bytes.
-        """
+        """Paths of files that cannot be read from the middle."""
         options = self.reader.storage_options
         return {
             file.path
@@ -520,11 +498,6 @@ class PartFinder:
         }
 
     def _split_compressed(self, file: InputFile, sizes: PartSizes, offset: int) -> list[Part]:
-        """Return the parts of a compressed file that begins at the byte `offset` of the input.
-
-        They are shares of the decompressed bytes if the input is small and local, or else ranges of
-        decompressed bytes. The last range has no end, because the decompressed size is unknown.
-        """
         part, size = Part(file.path, file_bytes=file.size_bytes), _line_bytes(file) or 0
         bounds = [*pairwise([0, *self._ends_inside(file.path, sizes, offset, size)])]
         if len(bounds) == 1:
@@ -532,13 +505,10 @@ class PartFinder:
         if self._total_bytes <= SHARED_BYTES and store_type(file.path).is_near:
             return [replace(part, share=(*bound, size)) for bound in bounds]
         ranges = [replace(part, start=start, length=end - start) for start, end in bounds]
+        # The last range has no end, because the decompressed size is only an estimate.
         return [*ranges[:-1], replace(ranges[-1], length=None)]
 
     def _byte_ranges(self, file: InputFile, sizes: PartSizes, offset: int = 0) -> list[Part]:
-        """Return the parts of a file of JSON lines that begins at the byte `offset` of the input.
-
-        They are byte ranges, or the whole file if it can only be read from its beginning.
-        """
         path, end = file.path, file.size_bytes
         if file.problem:
             return [Part(path, problem=file.problem, file_bytes=end)]
@@ -553,12 +523,6 @@ class PartFinder:
         return parts
 
     def _input_schema(self, columns: pa.Schema) -> InputSchema:
-        """Return the schema of the input from the files' `columns`.
-
-        Columns of folder names are added, and columns outside `fields` left out; the path column is
-        last. Raises UnreadableInputError if `path_field` is a column of the input, or if the input
-        lacks a column in `fields`.
-        """
         paths, reader = [file.path for file in self.files], self.reader
         types = declared_types(paths, reader.storage_options) | dict(reader.types or {})
         by_folders = [
@@ -587,14 +551,14 @@ class PartFinder:
         )
 
     def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
-        """Raise UnreadableInputError for the first problem, unless `on_error` is "quarantine".
+        """Raise UnreadableInputError for the first problem, unless problems become parts.
 
-        Problems of `expected` files are skipped: they are checked when the files are read. With
-        `is_all`, nothing of the input can be read, which raises in any case.
+        With `is_all`, nothing of the input can be read, which raises in any case.
         """
         if self.on_error == "quarantine" and not is_all:
             return
         for part, problem in problems:
+            # Problems of expected files are checked when the files are read.
             if part.path in self.expected and not is_all:
                 continue
             if self.on_error != "quarantine":
@@ -631,7 +595,6 @@ def _bad_lines(samples: Iterable[Lines], schema: InputSchema) -> Iterator[tuple[
 
 
 def _line_bytes(file: InputFile) -> int | None:
-    """Return the decompressed bytes of a file, estimated if compressed; None if unknown."""
     ratio = COMPRESSION_RATIO if compression(file.path) else 1
     return file.size_bytes and ratio * file.size_bytes
 
@@ -641,10 +604,9 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 
 
 def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int, ...]]:
-    """Join adjacent row groups to runs that are at least as large as a part.
+    """Join adjacent row groups into runs at least as large as a part; only the last may be smaller.
 
-    The last run may be smaller. Returns the indices of each run's row groups; a file without row
-    groups has an empty run. `offset` is the file's byte offset in the input.
+    Returns the indices of each run's row groups. `offset` is the file's byte offset in the input.
     """
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
@@ -662,10 +624,7 @@ def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int
 def _misfit(
     file: InputFile, footer: Footer, common: InputSchema, needed: Collection[str]
 ) -> str | None:
-    """Return the reason why a Parquet file cannot be read with the columns `common`, or None.
-
-    Columns in `needed` must be in the file if they are in other files.
-    """
+    """Return the reason why a Parquet file cannot be read with the columns `common`, or None."""
     schema = common.arrow
     known = set(schema.names)
     names = [name for name in footer.schema.names if name in known]

@@ -1,4 +1,4 @@
-"""Parts of an input, and functions that read a part as a table: whole, its beginning, or rows."""
+"""Parts of an input, and functions that read a part, its beginning, or selected rows as a table."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class Part:
     row_groups: tuple[int, ...] | None = None  # indices; None for JSON lines
     start: int = 0  # byte offset in the decompressed file
     length: int | None = None  # bytes; None for all from `start` on
-    # (first, end, count): of `count` equal shares of the rows or bytes, those from `first` on and
-    # before `end`. None for all.
+    # (first, end, count): if all rows or bytes are divided into `count` equal shares, the part has
+    # shares `first` to `end` - 1. None for all.
     share: tuple[int, int, int] | None = None
     problem: str | None = None  # reason why the file cannot be read, if known before reading
     file_bytes: int | None = None  # size of the file, which saves a request for it
     followers: tuple[Part, ...] = ()
     rows: tuple[int, int] | None = None  # first row and end row of the row groups in the file
-    # Ranges for each annotation set; None if the set may lack rows of the piece.
+    # Ranges of the piece's rows, by annotation set. None stands for a set that may lack some.
     annotations: tuple[tuple[AnnotationRange, ...] | None, ...] = ()
 
     @property
@@ -228,7 +228,7 @@ class InputParts:
     schema: InputSchema
     files: tuple[InputFile, ...]  # all files of the input
     part_bytes: int  # target size of a part
-    provenance: Provenance = field(default_factory=Provenance)  # of columns of annotation sets
+    provenance: Provenance = field(default_factory=Provenance)  # origin of annotations
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Lines:
         """Return the lines that begin in the part's share of the file, or all if it has no share.
 
         The share is by bytes of `content`. Only the file's last share keeps `cut`, the error of a
-        damaged file, so that it is reported once.
+        damaged file, so that the error is reported once.
         """
         if self.part.share is None:
             return self
@@ -302,9 +302,9 @@ def read_part(
 
     `columns` are the columns to read, in order; None for all. Columns that a file lacks are null.
     If `on_error` is "quarantine", unreadable files, lines and rows are left out, and counted by
-    `report_left_out`. Otherwise the first one raises UnreadableInputError, unless annotations list
-    it as left out. A line with a column that the schema lacks is unreadable, too, unless `columns`
-    is given or `schema.is_projected`.
+    `report_left_out`. Otherwise the first one raises UnreadableInputError, unless annotation sets
+    list it as left out. A line with a column that the schema lacks is unreadable, too, unless
+    `columns` is given or `schema.is_projected`.
     """
     schema = schema if columns is None else schema.projected(columns)
     annotations, tables = AnnotationReader(part, schema), []
@@ -324,12 +324,13 @@ def read_table(
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read one piece of a part; return its good rows, its problems, and the fraction read.
 
-    The table has the columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`. The
-    fraction is below 1 only if a `limit` ended a whole file. Unreadable files, lines and rows are
-    returned as problems if `on_error` is "quarantine", or if annotations list them as left out.
-    Otherwise the first problem raises UnreadableInputError. `annotations` is the reader of
-    annotations of the whole part, made here if None. If only annotation columns are read and their
-    set is complete, the input file is not opened.
+    A piece is a part without `followers`, such as those in `Part.pieces`. The table has the columns
+    of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`. The fraction is below 1 only if
+    a `limit` ended a whole file. Unreadable files, lines and rows are returned as problems if
+    `on_error` is "quarantine", or if annotation sets list them as left out. Otherwise the first
+    problem raises UnreadableInputError. `annotations` is the reader of the whole part's
+    annotations, made here if None. If only annotation columns are read and their set is complete,
+    the input file is not opened.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
@@ -338,7 +339,7 @@ def read_table(
     unread = annotations.unreadable(part)
     plain = schema.drop_annotations()
     if plain.arrow.names or positions is None:
-        if not plain.arrow.names:  # A column that no file has makes readers count the rows.
+        if not plain.arrow.names:  # Readers need a column to count rows; no file has this one.
             nothing = pa.schema([(ROW_POSITION * 2, pa.string())])
             plain = replace(plain, arrow=nothing, is_projected=True)
         plain = replace(plain, has_positions=True)
@@ -367,12 +368,9 @@ def _read_file(
     limit: Limit | None,
     known: Collection[int | None] = (),
 ) -> tuple[pa.Table, list[Problem], float]:
-    """Read one piece of a part, without annotations; return rows, problems, and the fraction read.
+    """Read one piece without annotations; see `read_table`.
 
-    The table of rows has the columns of `schema`. Unreadable files, lines and rows are returned as
-    problems if `on_error` is "quarantine", or if `known` has their positions (row numbers or byte
-    offsets; None for a whole file). The first other problem raises UnreadableInputError. The
-    fraction is below 1 only if a `limit` ended a whole file.
+    Problems at positions in `known`, which has None for a whole file, are returned and never raise.
     """
     share = 1.0
     try:
@@ -435,11 +433,11 @@ def read_chosen(
     annotations: AnnotationReader,
     choice: RowChoice,
 ) -> tuple[pa.Table, list[Problem], int]:
-    """Read the rows of a piece that `choice` selects.
+    """Read the rows of a piece (a part without `followers`) that `choice` selects.
 
     Returns these rows, the problems, and the number of rows from which `choice` selected. If
-    `on_error` is not "quarantine", an unreadable file, line or row raises, unless annotations list
-    it. `annotations` is the reader of annotations of the whole part.
+    `on_error` is not "quarantine", an unreadable file, line or row raises, unless annotation sets
+    list it as left out. `annotations` is the reader of the whole part's annotations.
 
     The columns of `choice` are read first. Other columns are read only from Parquet row groups with
     selected rows, and from JSON lines if any row is selected. All columns of all rows are read in
@@ -468,11 +466,9 @@ def read_chosen(
 
 
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
-    """Cut a piece of a Parquet file to the row groups that have rows at `positions`.
+    """Yield a piece of a Parquet file as runs of row groups that have rows at `positions`.
 
-    `positions` are row numbers in the file, int64 (rows,). Yields one piece for each run of
-    adjacent row groups. A piece of JSON lines, or one that is only a fraction of its row groups'
-    rows (``part.share``), is yielded unchanged.
+    A piece of JSON lines, or one that is only a share of its row groups, is yielded unchanged.
     """
     if part.row_groups is None or part.share is not None:
         yield part
@@ -570,10 +566,6 @@ def first_lines(
 
 
 def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
-    """Read the row groups of a piece; return its good rows, and a problem for each bad row.
-
-    Columns that the file lacks are null. Raises BrokenContentError if the file is broken.
-    """
     columns = schema.pathless
     with open_store(part.path, schema.storage_options).reading(part.file_bytes) as file:
         first, table = _read_row_groups(open_parquet(file), part, columns.names)
@@ -597,13 +589,11 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
 
 
 def _read_row_groups(file: pq.ParquetFile, part: Part, names: list[str]) -> tuple[int, pa.Table]:
-    """Read the columns `names` of a piece; return its first row's number in the file, and a table.
-
-    If several parts share the row groups, only the rows up to the part's last row are decoded.
-    """
+    """Read columns of a piece; return the number of its first row in the file, and a table."""
     first, groups = part.rows[0] if part.rows else 0, list(part.row_groups or ())
     if part.share is None:
         return first, file.read_row_groups(groups, columns=names)
+    # Rows behind the share are not decoded.
     start, stop = part.bounds(sum(file.metadata.row_group(n).num_rows for n in groups))
     tables, end = [], 0
     for batch in file.iter_batches(max(1, stop - start), groups, columns=names):
@@ -635,7 +625,8 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
     """Return the error to raise for a problem of a part.
 
-    It names the file and the place, and ends with advice for this `on_error`, from `CURES`.
+    Its message names the file and the line, byte or row, and ends with the advice of `CURES` for
+    `on_error`.
     """
     where = str(part)
     if problem.offset is not None:

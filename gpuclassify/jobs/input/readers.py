@@ -134,7 +134,7 @@ class FileReader(Declared):
 
     file_format: ClassVar[str | None] = None
     # Number and size of samples of JSON lines, to infer columns: few, because stores may answer
-    # slowly, and a multiple of three, so that the last sample is from the end of a piece.
+    # slowly, and a multiple of three, so that the last sample is from the end of a byte range.
     samples: ClassVar[int] = 30
     sample_bytes: ClassVar[int] = 512 << 10
 
@@ -150,7 +150,7 @@ class FileReader(Declared):
     types: Mapping[str, str] | None = setting(default=None, convert=_types, is_hashed=False)
     surrogates: Surrogates = "refuse"
     max_line_bytes: int = MOST_LINE_BYTES
-    # Names of the files of `paths` to read, and columns that the schema has in any case.
+    # Names of the only files to read, and columns that the schema has even if those lack them.
     only: frozenset[str] | None = field(default=None, init=False)
     known: pa.Schema | None = field(default=None, init=False)
 
@@ -191,7 +191,7 @@ class FileReader(Declared):
     def find_parts(
         self, on_error: str = "raise", needed: Collection[str] = (), *, is_slow: bool = True
     ) -> InputParts:
-        """Find the files, their columns and their parts.
+        """Find the files, their columns, and their parts (slices that one task reads).
 
         Parameters
         ----------
@@ -200,7 +200,8 @@ class FileReader(Declared):
             with different advice: "whole" is for an earlier corpus, which is never read in part.
             Files, lines and rows that annotations list as left out never raise.
         needed : collection of str
-            Columns that all Parquet files must have if any does. Other columns may be null.
+            If any Parquet file has one of these columns, all must have it. Other columns may be
+            null.
         is_slow : bool
             Whether the parts of a small input are small, so that slow workers are balanced.
 
@@ -330,7 +331,8 @@ def read_files(
 def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
     """Return a lazy Dask frame of a reader's files, with one partition for each part.
 
-    If `on_error` is "quarantine", unreadable files, lines and rows are left out; "raise" raises for
+    Parts are those of `FileReader.find_parts`: row groups, byte ranges, or several small files. If
+    `on_error` is "quarantine", unreadable files, lines and rows are left out; "raise" raises for
     the first one.
     """
     import dask.dataframe as dd
@@ -346,9 +348,9 @@ def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
 def read_columns(dataset: Any, names: Iterable[str | None], on_error: OnError) -> Any:
     """Return a lazy Dask frame of columns of a reader's files, or any other dataset unchanged.
 
-    `names` are the columns; None among them is ignored. If all of them are of annotation sets, no
-    text of the input is read. Unreadable files, lines and rows raise, or are left out if `on_error`
-    is "quarantine".
+    `names` are the columns; a None among them is ignored. If all columns are from annotation sets,
+    no text of the input is read. Unreadable files, lines and rows raise, or are left out if
+    `on_error` is "quarantine".
     """
     check_choice("on_error", on_error, ON_ERROR)
     if not isinstance(dataset, FileReader):
@@ -401,9 +403,9 @@ def rows_of(
 ) -> pd.DataFrame:
     """Convert rows that were read from `files` to a pandas frame with the reader's columns.
 
-    Each item of `read` is a path, and the rows of a Parquet file or lines of JSON read from it.
-    Lines that cannot be parsed, and files that do not fit the others, raise, or are left out if
-    `on_error` is "quarantine".
+    `read` has a path for each file that was read, and its content: a table for Parquet, `Lines` for
+    JSON lines. Lines that cannot be parsed, and files that do not fit the others, raise, or are
+    left out if `on_error` is "quarantine".
     """
     lines = [content for _, content in read if isinstance(content, Lines)]
     finder = PartFinder(files, reader, on_error, (), reader.fields)
@@ -436,10 +438,10 @@ def _line_number(lines: Lines, bad: BadLine) -> int:
 
 
 def first_rows_lazily(reader: FileReader, most: int, on_error: str = "raise") -> dd.DataFrame:
-    """Return the first `most` rows of a reader as a Dask frame.
+    """Return the first `most` rows of a reader as a Dask frame, whose key is a hash of the rows.
 
-    The frame's key is a hash of their content. Raises UnreadableInputError if there are no rows. If
-    `on_error` is "quarantine", unreadable files and lines among them are left out.
+    Raises UnreadableInputError if there are no rows. If `on_error` is "quarantine", unreadable
+    files and lines among them are left out.
     """
     import dask.dataframe as dd
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpuclassify.frames import Frame
 
 # Number and size of the byte ranges read from JSON lines. A compressed file is read at its
-# beginning, up to four times that many stored bytes.
+# beginning, up to four times STRETCH_BYTES of stored bytes.
 STRETCHES, STRETCH_BYTES = 64, 128 << 10
 MOST_BYTES = 256 << 20  # stored bytes of row groups, which are read whole
 MOST_PARTITIONS = 8  # partitions of a Dask frame, which may be expensive to compute
@@ -91,9 +91,9 @@ def sample_files(
     """Draw up to `rows` rows from all over the parts of files, used to plan a job.
 
     Returns the sample, and the largest part's fraction of the input. The same `seed` draws the same
-    rows. `text_fields` are columns whose files without any text are counted. Of a long range of
-    JSON lines, `stretch_bytes` are read. A large compressed file is read only at its beginning, as
-    nothing else can be read separately.
+    rows. `Sample.textless` counts rows of files in which one of the columns `text_fields` is null
+    in all rows read. At most `stretch_bytes` are read from a byte range of JSON lines. A large
+    compressed file is read only at its beginning, as nothing else can be read separately.
     """
     rng, pieces = np.random.default_rng(seed), []
     textless, left_out = Counter[str](), Counter[str]()
@@ -180,11 +180,9 @@ def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[
 
 
 def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Draw the indices of up to `most` pieces: one from each of that many runs of equal length."""
     runs = np.array_split(np.arange(pieces), min(pieces, most)) if pieces else []
     return [int(rng.choice(run)) for run in runs]
 
 
 def _pick(frame: Frame, most: int, seed: int) -> Frame:
-    """Return at most `most` random rows of a frame."""
     return frame.iloc[np.random.default_rng(seed).permutation(len(frame))[:most]]

@@ -137,7 +137,8 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def maps_as_json(schema: pa.Schema) -> pa.Schema:
     """Return the schema with JSON in place of columns whose objects have more than 500 fields.
 
-    Names of fields are data there: later lines have new ones, and each row would have all of them.
+    Names of so many fields are usually data, such as identifiers: later lines would have new ones,
+    and each row of a frame would have all of them.
     """
     for index, field in enumerate(schema):
         if _most_fields(field.type) > MOST_FIELDS:
@@ -223,9 +224,10 @@ def folder_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dict[str, str]:
-    """Read the types of columns from folder names such as ``lang=de``, by name of the column.
+    """Return types of columns from folder names such as ``lang=de``, by name of the column.
 
-    They are in ``job.json`` if a job wrote the files, and missing otherwise.
+    They are read from the ``job.json`` of the job that wrote the files. Without one, the dict is
+    empty.
     """
     roots = {path[: match.start()] for path in paths if (match := _FIRST_FOLDER.search(path))}
     types: dict[str, str] = {}
@@ -241,8 +243,8 @@ def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dic
 def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
     """Parse the values of columns from a path's folder names, such as ``lang=de``.
 
-    `schema` has the columns and their types. Returns the values by column; None means null. Raises
-    UnreadableInputError if a value does not have the type.
+    `schema` has the columns and their types. Returns the values by column; a value is None for
+    null. Raises UnreadableInputError if a value does not have the type.
     """
     from pyarrow import dataset
 
@@ -319,11 +321,6 @@ def to_frame(table: pa.Table, backend: str) -> Any:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the Arrow type that a column of type `kind` has in frames.
-
-    Dictionaries and views become plain types. Columns of JSON and of other extension types keep
-    their type, but extension types within lists and structs become plain types.
-    """
     if isinstance(kind, pa.JsonType):
         return pa.json_()
     return kind if isinstance(kind, pa.BaseExtensionType) else plain_type(kind)
@@ -338,7 +335,6 @@ def _nulls_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _pandas_dtype(kind: pa.DataType) -> Any:
-    """Return the pandas dtype for an Arrow type, with or without nulls; None for the default."""
     if is_text(plain_type(kind)):
         return pd.StringDtype(na_value=np.nan)
     if pa.types.is_integer(kind):

@@ -58,7 +58,7 @@ class FileSource:
 
     reader: FileReader
     input: InputParts
-    lent: tuple[pa.Field, ...] = ()  # `POSITION_FIELDS` that stages read and the job does not write
+    lent: tuple[pa.Field, ...] = ()  # columns of `POSITION_FIELDS` for stages, not for the output
     has_index = False  # the index is only the row's number in its part
     reads_any_backend = True  # whether parts can be read as pandas and as cuDF frames
     knows_input = True  # whether all input files are known
@@ -70,7 +70,7 @@ class FileSource:
 
     @property
     def options_name(self) -> str:
-        """Name by which workers find the storage options in their memory; it has no secrets."""
+        """Name of the storage options in the memory of workers; it has no secrets."""
         return name_of_options(f"input {self.reader}", self.storage_options)
 
     @property
@@ -116,9 +116,9 @@ class FileSource:
         return None if None in sizes else sum(filter(None, sizes))
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return columns, sizes and file versions, used to detect that a job's input is another.
+        """Return the input's columns, sizes and file versions, to detect that it has changed.
 
-        They are dicts of settings by heading, such as "input" and "input file".
+        The result has a dict of settings for each heading, such as "input" and "input file".
         """
         schema, part_bytes = self.input.schema, self.input.part_bytes
         name = operator.attrgetter("path" if schema.path_field else "real")
@@ -166,7 +166,7 @@ class FileSource:
         share_tokens(self.reader.paths)
 
     def inputs(self, numbers: Iterable[int]) -> Iterator[tuple[Part, list[InputFile]]]:
-        """Yield the parts with these numbers, each with the files of its pieces."""
+        """Yield the parts at these indices, each with the input files that it reads."""
         files = {file.path: file for file in self.files}
         for part in (self.input.parts[number] for number in numbers):
             yield part, [files[piece.path] for piece in part.pieces]
@@ -181,7 +181,7 @@ class FrameSource:
     """Source of a job that reads a Dask frame, whose partitions are the parts.
 
     The frame is optimised once, because optimising may change its partitions. If an `identity` is
-    passed, which identifies the input in place of the frame's key, the frame is only simplified,
+    passed, it identifies the input in place of the frame's key. The frame is then only simplified,
     which keeps its partitions.
     """
 
@@ -223,8 +223,8 @@ class FrameSource:
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return settings that identify the input, by heading.
 
-        They are those passed, or else the frame's Dask key, a hash of its content, and its number
-        of partitions.
+        They are the settings passed to the constructor, or else the frame's Dask key, which is a
+        hash of its content, and its number of partitions.
         """
         if self._identity is not None:
             return self._identity
@@ -276,8 +276,8 @@ def refuse_overlap(
 def frame_names(frame: Any) -> tuple[list[str], list[str]]:
     """Return the input files of a Dask frame, and the paths that its readers were given.
 
-    They are found if `read_files` or Dask's `read_parquet` made the frame. Of the latter, only
-    paths are known, and a made-up name in each stands for its files.
+    Only frames made by `read_files` or Dask's `read_parquet` have any. For `read_parquet`, only
+    paths are known, and an invented file name in each path stands for its files.
     """
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet
 
@@ -369,10 +369,10 @@ def read_pieces(
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
     """Read the pieces of a part; return good rows, problems, and the source for the part's record.
 
-    With `select`, only the rows that it chooses are read. The source is a dict of the paths and
-    ranges that were read; it lists files whose values in a column of `text_fields` are all null,
-    and files without rows. Unreadable files, lines and rows raise unless `on_error` is
-    "quarantine". Raises ChangedInputError if one of the `files`, which are those of the pieces, has
+    `files` are the input files of the pieces. With `select`, only the rows that it chooses are
+    read. The source is a dict of the paths and ranges that were read; it lists files whose values
+    in a column of `text_fields` are all null, and files without rows. Unreadable files, lines and
+    rows raise unless `on_error` is "quarantine". Raises ChangedInputError if one of the files has
     changed since the job began.
     """
     annotations = AnnotationReader(part, schema)
@@ -423,8 +423,7 @@ def read_pieces(
 def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
     """Raise ChangedInputError at the end of the block if `file` has changed since the job began.
 
-    If the block raises, the change is the likely cause, and is raised in place of its error. None
-    is not checked.
+    If the block raises, a change is the likely cause, and is raised in place of the block's error.
     """
     try:
         yield

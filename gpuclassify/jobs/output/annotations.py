@@ -1,4 +1,4 @@
-"""Tables of an annotation set: new columns, each row's file and position, rows left out."""
+"""Tables of an annotation set: each row's new columns, file, position, and reason if left out."""
 
 from __future__ import annotations
 

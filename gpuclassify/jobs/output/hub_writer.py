@@ -178,12 +178,12 @@ class HubWriter(FileWriter):
         return False
 
     def check(self, parts: int) -> None:
-        """Raise an error if the Hub would refuse the upload, as far as it can be known now.
+        """Raise an error if the Hub would refuse the upload, as far as that can be known now.
 
         Called before work begins; nothing is written. `parts` is the number of the job's parts,
         which become files if `output_bytes` is 0. Raises ValueError for more files than a folder of
-        the Hub may have, FileExistsError if the split has files of others and `overwrite` is false,
-        and Hub errors if the repository cannot be read.
+        the Hub may have. Raises FileExistsError if the split has files that this job did not write
+        and `overwrite` is false. Raises Hub errors if the repository cannot be read.
         """
         if not self.output_bytes:
             _check_count(parts)
@@ -204,8 +204,8 @@ class HubWriter(FileWriter):
         Workers of `client` upload, or this process if it is None. If an earlier run has committed
         the same files, nothing is sent, unless `restart` is true. After a failure, files in
         `staging` and uploaded files stay: run the same job again. Raises ValueError for too many or
-        changed files, FileExistsError if the split has files of others and `overwrite` is false,
-        and Hub errors.
+        changed files, FileExistsError if the split has files that this job did not write and
+        `overwrite` is false, and Hub errors.
         """
         directory, target = self.directory, self.target
         files = staged_files(directory, target, self.encoding.suffix)
@@ -226,24 +226,14 @@ class HubWriter(FileWriter):
 
     @property
     def _commit_path(self) -> str:
-        """Path of the file in the staging directory that records the commit."""
         return f"{METADATA}/commit-{self.target.key}.json"
 
     def _read_commit(self) -> dict[str, Any]:
-        """Return the record of an earlier run's commit, or {} if it is missing or damaged.
-
-        Its ``commit`` is the commit's hash, and ``files`` is a dict from each file's path in the
-        repository to its SHA-256.
-        """
         with contextlib.suppress(FileNotFoundError):
             return unsealed(self.directory.read(self._commit_path)) or {}
         return {}
 
     def _earlier_commit(self, digests: dict[str, str]) -> str | None:
-        """Return the hash of an earlier run's commit of exactly these files, or None.
-
-        `digests` maps each file's path in the repository to its SHA-256.
-        """
         recorded = self._read_commit()
         commit = str(recorded.get("commit"))
         return commit if recorded.get("files") == digests and is_commit(commit) else None
@@ -309,7 +299,7 @@ class Target:
         return HfApi(endpoint=self.endpoint, token=token_for(self.token_name))
 
     def head(self, tries: int = TRIES) -> str:
-        """Return the hash of the branch's last commit; busy answers are retried `tries` times.
+        """Return the hash of the branch's last commit; a busy Hub is tried up to `tries` times.
 
         Raises DatasetMissingError without such a branch, and other errors of
         `gpuclassify.hub.calls`.
@@ -369,7 +359,7 @@ class Target:
             except HfHubHTTPError as err:
                 if err.response.status_code != 404:
                     raise
-            # Raised outside of `except`: as its context, that error would keep the headers.
+            # Raised outside of `except`: otherwise its context, the Hub's error, keeps the headers.
             raise HubBusyError(f"the Hub does not show the commit {commit} of {self.repo} yet")
 
         return ask(self.repo, list_folder, tries=tries)
@@ -389,10 +379,10 @@ class Target:
             return ""
 
     def foreign_files(self, existing: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-        """List the paths of the split's `existing` files whose digest is not the one in `ours`.
+        """List paths of the split's files that are not this job's: their digest is not in `ours`.
 
-        `existing` are digests of the folder's files, and `ours` of the job's files, both by path.
-        Raises FileExistsError if there are such files and `overwrite` is false.
+        `existing` are digests of the folder's files, and `ours` digests of the job's files, both by
+        path. Raises FileExistsError if there are such files and `overwrite` is false.
         """
         names = re.compile(f"{re.escape(self.split)}-[^/]*")
         foreign = [
@@ -441,7 +431,7 @@ class StagedFile:
 
 
 def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFile]:
-    """List the files in `directory`, the output of a finished job, that have rows.
+    """List the files with rows in `directory`, the output of a finished job.
 
     If no file has rows, only the first file is listed, to upload its columns. `suffix` is the
     extension of paths in the repository. Raises ValueError if the job's manifest lacks some of its
@@ -470,8 +460,8 @@ def upload_and_commit(
 
     Workers of `client`, or this process if it is None, read the files in `staging` and send content
     that the Hub's store does not have. Raises ValueError if a staged file has changed, or if small
-    files exceed `MOST_INSIDE_BYTES` together; FileExistsError if the split has files of others and
-    may not be overwritten; and Hub errors.
+    files exceed `MOST_INSIDE_BYTES` together. Raises FileExistsError if the split has files that
+    this job did not write and they may not be overwritten. Raises Hub errors.
     """
     existing = target.digests(target.head())
     digests = {file.path: file.digest for file in files}
@@ -494,8 +484,7 @@ def upload_and_commit(
 def _read_card(staging: Store, target: Target) -> str:
     """Return the section for the dataset card that the job's report wrote, in Markdown.
 
-    The target's folder and split are added to its heading. Returns "" if the report has no such
-    section, or one larger than `MOST_CARD_BYTES`.
+    Its heading gets the target's folder and split. A missing or too large section is "".
     """
     folder, name = posixpath.split(REPORTS[-1])
     size = staging.sizes(folder).get(name, 0)
@@ -506,7 +495,6 @@ def _read_card(staging: Store, target: Target) -> str:
 
 
 def _read_columns(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | None:
-    """Return the Arrow schema of the first staged file, or None if there is no Parquet file."""
     if not files or file_format(files[0].name) != PARQUET:
         return None
     with staging.below(files[0].name).reading() as file:
@@ -529,7 +517,7 @@ def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
                 f"{staging}/{file.name} is not what the job wrote: run the same job again, which "
                 "does this part anew, or start over (restart=True)"
             )
-        with _hide_progress_bars():
+        with _hide_progress_bars():  # each file would have its own
             ask(target.repo, functools.partial(_preupload, addition, target), tries=1)
         if addition.path_or_fileobj == b"":
             return addition, file.digest
@@ -563,14 +551,10 @@ def _commit(
     columns: pa.Schema | None,
     section: str,
 ) -> str:
-    """Add all files of the split in one commit, and return the commit's hash.
+    """Add all files of the split in one commit, and return its hash; retry if others commit.
 
-    The commit is tried again if others commit meanwhile, or if the Hub is busy. `additions` are
-    operations from `upload`. `digests` maps the paths of all files of the split to the Hub's
-    digests, also of files that are already there. The dataset card is updated for files with these
-    `columns` (None if unknown), and gets the Markdown `section` on their origin. Raises
-    FileExistsError if the split has files of others and may not be overwritten, HubRefusedError if
-    files that were not sent again are gone, and other Hub errors.
+    `digests` has the Hub's digests of all files of the split by path, including files that are
+    already there. `section` is Markdown for the dataset card.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -624,7 +608,7 @@ def card_with_split(
     folder: Collection[str],
     columns: pa.Schema | None,
 ) -> str:
-    """Return the dataset card `card` (the text of README.md), changed for new `files` of the split.
+    """Return the text `card` of a dataset card (README.md), updated for new `files` of the split.
 
     A card may list files, columns and row counts of splits, which `datasets` then expects. The
     split's files are added to the list, and descriptions that no longer fit are removed. `files`
@@ -660,11 +644,7 @@ def card_with_split(
 
 
 def _find_config(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
-    """Return the entry of `configs` (a dataset card's configurations) that `files` belong to.
-
-    It is the first that names the target's folder or one of the files, or else the default one. If
-    there is none, a new configuration is appended to `configs` and returned.
-    """
+    """Return the configuration of a dataset card for these files; append one if there is none."""
 
     def holds(config: dict[str, Any]) -> bool:
         patterns = [pattern for entry in _entries(config) for pattern in entry["path"]]
@@ -688,10 +668,9 @@ def _find_config(configs: list[dict[str, Any]], target: Target, files: Collectio
 def _add_files(
     config: dict[str, Any], target: Target, files: Collection[str], folder: Collection[str]
 ) -> None:
-    """Set the ``data_files`` of `config`, a dataset card's configuration, to include `files`.
+    """Set the ``data_files`` of a dataset card's configuration to include the split's `files`.
 
-    `files` are the paths of the target's split. Patterns of this split in the target's folder are
-    removed if they match no path in `folder`, all paths in the target's folder after the commit.
+    `folder` has all paths in the target's folder after the commit.
     """
     entries = _entries(config)
     ours = [entry for entry in entries if entry["split"] == target.split]
@@ -712,10 +691,7 @@ def _add_files(
 
 
 def _entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the ``data_files`` of `config`, a dataset card's configuration, as a list of dicts.
-
-    Each dict has ``split``, a name, and ``path``, a list of glob patterns.
-    """
+    """Return a configuration's ``data_files`` as dicts of ``split`` and ``path`` (patterns)."""
     files = config.get("data_files") or []
     if isinstance(files, dict):
         files = [{"split": split, "path": path} for split, path in files.items()]
@@ -734,11 +710,6 @@ def _matches(pattern: str, files: Collection[str]) -> bool:
 
 
 def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> bool:
-    """Return whether `columns` have the names and types of a dataset card's `features`.
-
-    `features` are dicts with ``name`` and ``dtype``. Returns True if it is empty; otherwise False
-    if the columns are unknown (None).
-    """
     dtypes = {feature["name"]: feature.get("dtype") for feature in features}
     if columns is None or dtypes.keys() != set(columns.names):
         return not features
@@ -754,7 +725,6 @@ def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> b
 
 @contextlib.contextmanager
 def _hide_progress_bars() -> Iterator[None]:
-    """Turn off huggingface_hub's progress bars in the block, because each file would have one."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

@@ -40,8 +40,8 @@ class FileWriter(Declared):
     A job works in parts: slices of the input that are processed and committed as one unit. Each
     part is written once, into the folder ``_gpuclassify``, which readers ignore. When all parts are
     done, neighbouring parts are joined into files of about `output_bytes`, such as
-    ``part-00000-00023-....parquet``. Of an unfinished job, readers see no row twice, and only rows
-    of files that are final; ``_SUCCESS`` is written last.
+    ``part-00000-00023-....parquet``. While a job is unfinished, readers see only rows of final
+    files, and no row twice. ``_SUCCESS`` is written last.
 
     With `partition_by`, files have a folder: ``OUTPUT/bucket=19/part-00000-00023-....parquet``.
     pyarrow, Dask, DuckDB and `FileReader` read the column back from the folders' names. A part
@@ -162,7 +162,8 @@ class FileWriter(Declared):
         """Upload a finished output by workers of `client`, and return its URL.
 
         This base class uploads nothing and returns "". With `restart`, subclasses that upload ask
-        the destination again even if an earlier run has uploaded everything.
+        the destination again even if an earlier run has uploaded everything. Without a `client`,
+        they upload from this process.
         """
         return ""
 
@@ -331,10 +332,6 @@ def _write_part(
     storage_options: dict[str, Any] | None,
     keep_index: bool | None,
 ) -> tuple[str, str]:
-    """Write one partition as the Parquet file `name` in `path`; return `name` and its SHA-256.
-
-    `keep_index` is ``preserve_index`` of pyarrow: None drops only a RangeIndex.
-    """
     directory = open_store(path, storage_options)
     content = Encoding(PARQUET, "zstd").encode(arrow_table(frame, keep_index))
     directory.filesystem.pipe_file(directory.path(name), content)
@@ -348,10 +345,9 @@ def _publish(
     names: Sequence[str],
     earlier: Sequence[str],
 ) -> list[str]:
-    """Rename the written temporary files to `names`, then remove the `earlier` files; return paths.
+    """Rename written temporary files to `names`, remove `earlier` files, and return the new paths.
 
-    `written` has each file's temporary name and SHA-256. Earlier files with a name in `names` are
-    replaced. The call may be repeated after a failure.
+    `written` has each file's temporary name and SHA-256. The call may be repeated after a failure.
     """
     directory = open_store(path, storage_options)
 
@@ -374,11 +370,9 @@ def _publish(
 
 
 def _earlier_files(directory: Store, overwrite: bool) -> list[str]:
-    """List existing files that readers would take for part of the dataset, by relative path.
+    """List files, by relative path, that readers would take for part of the dataset.
 
-    These are Parquet files, part files of JSON lines, and the lists ``_metadata`` and
-    ``_common_metadata``. Raises FileExistsError if there are data files and `overwrite` is false,
-    or if some are behind links or in folders not named like ``lang=de``.
+    Raises FileExistsError if any may not be replaced.
     """
     start = len(directory.root) + 1
     earlier: dict[str, bool] = {}  # whether each file may be replaced, by name

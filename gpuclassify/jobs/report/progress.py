@@ -112,7 +112,10 @@ class JobProgress:
             self._print()
 
     def waiting(self, what: str) -> None:
-        """Show `what`, such as "Loading the model", in place of the title and the progress."""
+        """Replace title and progress by a text.
+
+        For example, `what` is "Loading the model".
+        """
         self._title = what
         if self._bar is None:
             self._write(what)
@@ -194,10 +197,9 @@ class JobProgress:
         self.share(self._share, status)
 
     def _speed(self, summary: JobSummary, begun_rows: int, is_over: bool) -> str:
-        """Return text for a status line: rows and tokens per second, such as ", 5.0 rows/s".
+        """Return rows and tokens per second of this run for a status line, such as ", 5.0 rows/s".
 
-        `begun_rows` are finished rows of unfinished tasks. If `is_over`, the text ends with the
-        working time. Rows of earlier runs of the job are not counted.
+        `begun_rows` are finished rows of unfinished tasks. If `is_over`, the working time is added.
         """
         rows, text = summary.run_rows + begun_rows, ""
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
@@ -214,10 +216,9 @@ class JobProgress:
         return f"{text}, {seconds:.1f} s of working time" if is_over else text
 
     def _time_left(self, left: float, summary: JobSummary, begun_rows: int) -> str:
-        """Return text for a status line: the time left, and how busy the workers' GPUs are.
+        """Return the time left and the use of GPUs for a status line.
 
-        `left` is the ratio of the work left to the work that this run has done. `begun_rows` are
-        finished rows of unfinished tasks.
+        `left` is the ratio of the work left to the work that this run has done.
         """
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
@@ -241,10 +242,7 @@ class JobProgress:
 
 
 def _label_shares(summary: JobSummary) -> str:
-    """Return the most frequent labels so far and their shares, as text for a status line.
-
-    They are from the first label column with labels; without such a column the text is empty.
-    """
+    """Return the most frequent labels so far, for a status line, from the first column with any."""
     columns = column_labels(summary.columns, summary.labelled, summary.stages)
     labels = next((labels for labels in columns.values() if labels.labelled), None)
     if labels is None:

@@ -65,8 +65,8 @@ def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str
 def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Return the content of ``report.json``: counts, speeds and settings by name, as JSON values.
 
-    `directory` is the job's output, of which finished slices of the input are counted. `parts` are
-    sections that classifiers and jobs add to the report. Raises FileNotFoundError if no job has
+    `directory` is the job's output. Only slices of the input that are finished are counted. `parts`
+    are sections that classifiers and jobs add to the report. Raises FileNotFoundError if no job has
     begun in `directory`, and DamagedMetadataError if its metadata cannot be parsed.
     """
     job = read_job(directory)
@@ -141,11 +141,10 @@ def read_provenance(directory: Store) -> Provenance:
 def _throughput(
     times: list[tuple[float, float, float, int]],
 ) -> tuple[float, list[list[float]]]:
-    """Return the working time in seconds, and points of (seconds of working time, rows per second).
+    """Return the working time in seconds, and up to 60 points of (seconds, rows per second).
 
-    `times` has a tuple for each finished slice of the input: the start of its run, and its own
-    start and end, in seconds since 1970, and its number of rows. Working time excludes the time
-    between runs. There are at most 60 points, at equal distances.
+    `times` has (start of the run, start, end, rows) of each finished part, in seconds since 1970.
+    Working time excludes the time between runs.
     """
     if not times:
         return 0.0, []
@@ -164,11 +163,6 @@ def _throughput(
 
 
 def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
-    """Read the first 20 lines of the quarantine files with these names.
-
-    A line is a JSON object about a file, line or row that could not be read or scored. Damaged
-    lines are skipped.
-    """
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
@@ -209,11 +203,9 @@ def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) ->
 
 
 def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
-    """Return the fraction of time that GPUs were busy while models ran, and their peak memory.
+    """Return the share of time that GPUs were busy, and their peak memory; None without GPU.
 
-    `totals` are a job's statistics by name. The dict has ``busy_share``, from 0 to 1, or None if
-    the driver does not report it (as for MIG slices), and the `GPU_PEAKS` that are known, in bytes.
-    Returns None if no model ran on a GPU.
+    ``busy_share`` is None if the driver does not report it, as for MIG slices.
     """
     peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
     sampled_seconds = totals.get("device_sampled_seconds")
@@ -245,10 +237,6 @@ def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[f
 
 
 def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Return a histogram of text lengths: the lower edge, upper edge and rows of each bin.
-
-    `counts` are rows by lower edge as text. Empty bins between bins with rows are included.
-    """
     lows = [int(low) for low in counts]
     first, last = min(lows, default=1), max(lows, default=0)
     bins = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]
@@ -256,17 +244,15 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return the number of rows left after each stage (classifier or filter), as dicts.
+    """Return ``name`` and ``rows`` left after each stage, starting with the rows read.
 
-    Each has ``name`` and ``rows``. Stages also have ``dropped`` and ``would_drop``, rows by reason.
-    The first dict has the rows read. A dict "other stages, left out" is inserted where the number
-    of rows changes between stages, because functions drop or make rows, or rows fail. Without
-    stages, the list is empty.
+    Stages also have ``dropped`` and ``would_drop``, rows by reason.
     """
     if not summary.stages:
         return []
     steps: list[dict[str, Any]] = [{"name": READ, "rows": summary.rows_read}]
 
+    # Between stages, functions may drop or make rows, or rows fail.
     def close_gap(rows: int) -> None:
         if rows != steps[-1]["rows"]:
             steps.append({"name": OTHERS, "rows": rows})
@@ -280,11 +266,7 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings of the reader, stages and writer that identify a job, by section.
-
-    Sections that list files are replaced by entries of the reader's section: ``files``, their
-    number, and ``such as``, the first one.
-    """
+    """Return a job's settings by section, with the number of files in place of lists of files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
     settings = {
         name: {**values, **values.get(CODE, {})}
@@ -346,11 +328,7 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
 
 
 def _title(report: Mapping[str, Any], titles: Sequence[str]) -> str:
-    """Return the first word of the page's title, such as "Classified", for a job's report.
-
-    `titles` are proposed by sections that classifiers and jobs add. The first one is used, unless
-    the job only writes annotations ("Annotated").
-    """
+    """Return the first word of the page's title; `titles` are proposed by `ReportPart`s."""
     if annotates(report):
         return "Annotated"
     if titles:
@@ -373,10 +351,6 @@ def _template() -> Template:
 
 
 def _marked(text: str) -> Markup:
-    """Escape a text for the HTML page, and highlight the passage between two marks.
-
-    The marks are the characters in `MARKS`, U+E000 and U+E001.
-    """
     escaped = str(escape(text))
     for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
         escaped = escaped.replace(sign, tag)

@@ -1,4 +1,4 @@
-"""Counts of a part's rows, in bins that add up over parts, and the summary of a job."""
+"""Counts of rows of a part (a slice that one task reads), and the summary of a job."""
 
 from __future__ import annotations
 
@@ -169,12 +169,12 @@ def column_labels(
     labelled: Mapping[str, int],
     stages: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, ColumnLabels]:
-    """Return the counts of the labels in each column, by column.
+    """Return the counts of labels of each column, by column.
 
     `written` has rows written by column and label, and `labelled` rows whose value is not null by
     column. `stages` has counts by classifier, as in `JobSummary`. If a classifier labels the
-    column, its counts before filters are used. Otherwise, the counts of rows written stand for
-    them.
+    column, its counts before filters are used. Otherwise the counts of rows written are used in
+    their place.
     """
     before: dict[str, Mapping[str, Any]] = {}
     for stage in stages.values():
@@ -253,7 +253,8 @@ class JobSummary:
         work.
     examples : dict of str to dict
         Example texts by classifier: ``labels`` (by label) and ``dropped`` (by reason) have pairs of
-        certainty and beginning of the text, and ``most`` is the number of texts at each end.
+        certainty and beginning of the text. ``most`` is the number of texts kept with the highest,
+        and with the lowest certainty.
     agreements : dict of str to dict
         Rows written by pair of label columns, then by the label in each of them.
     sources : dict of str to dict
@@ -322,7 +323,6 @@ class JobSummary:
         return html_table("JobSummary", self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield name and text of each line of the summary as shown to users, such as "rows"."""
         share = f" ({self.rows_written / self.rows_read:.1%})" if self.rows_read else ""
         yield "rows", f"{self.rows_read:,} read, {self.rows_written:,} written{share}"
         size = f"{counted(len(self.files), 'file')}, {format_bytes(self.output_bytes)}"
@@ -388,9 +388,9 @@ class JobSummary:
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     def add(self, record: Record, is_resumed: bool = False) -> None:
-        """Add the counts of a finished slice of the input, or of a file of several slices.
+        """Add the counts of a finished slice of the input, or of a file that joins several slices.
 
-        `is_resumed` says that an earlier run finished it.
+        `is_resumed` is True if an earlier run of the job finished it.
         """
         self.output_bytes += record.file_bytes
         for part in record.parts:
