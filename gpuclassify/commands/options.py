@@ -541,7 +541,7 @@ def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) ->
 
 
 def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
-    """Return the type hint of each setting of a classifier, and its form, such as "LABEL=TEXT", or "".
+    """Return the type hint and form ("LABEL=TEXT", or "") of each setting of a classifier.
 
     Returns {} for an unknown classifier, which fails later.
     """
