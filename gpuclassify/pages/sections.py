@@ -52,7 +52,7 @@ class Bars(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Histogram with vertical bars; `title` names the horizontal axis, and `side` the vertical one."""
+    """Histogram with vertical bars; `title` names the horizontal axis, `side` the vertical one."""
 
     bins: Sequence[tuple[float, float, int]]  # lower edge, upper edge and count
     title: str
