@@ -114,7 +114,7 @@ class JobCommand(click.Command):
         """
         parameters = self.get_params(context)
         own = [getattr(option, "group", "Options") for option in parameters]
-        first = [group for group in own if group not in GROUPS]  # from `recipe_command`
+        first = [group for group in own if group not in GROUPS]  # headings that recipes added
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*first, *GROUPS)}
         for parameter in parameters:
             record = parameter.get_help_record(context)

@@ -122,7 +122,7 @@ def first_texts(
 
 
 def _with_confidence(settings: JobSettings) -> list[TextMapper]:
-    """Make the classifiers of the settings; those with labels also write their confidence."""
+    """Make the classifiers of the settings, with a confidence column for each label column."""
     classifiers = []
     for arguments, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
         if None in _confidence(mapper).values():

@@ -387,7 +387,7 @@ def family_name(name: str) -> str:
 
 
 def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check plain values for `JobSettings`, by name, and return those that are not None.
+    """Check plain values for `JobSettings`, by name, and return all but None.
 
     Plain values are texts, numbers, lists and dicts, as YAML has them. A single text for ``input``,
     ``fields``, ``partition_by`` or ``annotations`` becomes a list, and names of classifiers become

@@ -181,7 +181,7 @@ class DistributedDataClassifier:
 def _run_classifier_helper(
     df: Frame, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
 ) -> Any:
-    """Return the frame `df` with labels in the column `label_col` and, if set, outputs in `prob_col`.
+    """Return the frame `df` with labels in column `label_col` and, if set, outputs in `prob_col`.
 
     `options` are further settings of the mapper, such as ``labels`` and ``text_field``.
     """

@@ -70,7 +70,7 @@ class HubBusyError(HubUnreachableError):
 def retried(
     call: Callable[[], Answer], may_pass: Callable[[Exception], bool], *, tries: int = TRIES
 ) -> Answer:
-    """Return ``call()``, retried after errors for which `may_pass` returns True.
+    """Return ``call()``, retried after an error if ``may_pass(error)`` is True.
 
     The call is made at most `tries` times. Other errors, and the last call's error, are raised. The
     wait before the next call is the error's attribute ``wait_seconds`` if set, else 1, 2, 4 and so
