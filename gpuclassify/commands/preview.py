@@ -122,7 +122,7 @@ def first_texts(
 
 
 def _with_confidence(settings: JobSettings) -> list[TextMapper]:
-    """Make the classifiers of the settings, with a confidence column for each label column."""
+    """Make the classifiers of the settings, and add confidence columns where labels have none."""
     classifiers = []
     for arguments, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
         if None in _confidence(mapper).values():
