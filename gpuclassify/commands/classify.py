@@ -119,11 +119,7 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
 
 
 def _is_sound(manifest: Manifest, as_json: bool) -> bool:
-    """Check a job's output, print the result, and return whether it is complete and unchanged.
-
-    `manifest` lists the files that the job wrote. The result is printed as text, or as one line of
-    JSON if `as_json`. The command `verify` calls this.
-    """
+    """Check a job's output, print the result as text or JSON, and return whether it is intact."""
     output = str(manifest.directory)
     manifest.check()
     recorded, damage = manifest.examine()
@@ -150,11 +146,11 @@ def run_job(
     cluster: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> NoReturn:
-    """Run a job, print its summary, and exit with the command's exit code.
+    """Run a job, print its summary, and exit with 0, or with 3 if input was quarantined.
 
-    `make` makes the recipe, which declares the job. `cluster` holds the cluster settings that
-    `open_client` reads. `arguments` are the values of the command's options, including all options
-    made by `run_options`, such as ``restart``.
+    `make` returns the `Recipe` that declares the job. `cluster` has the cluster settings of
+    `JobSettings` by name, such as ``workers``. `arguments` has the values of the command's options
+    by name, including all options made by `run_options`, such as ``restart``.
     """
     options = {name: arguments[name] for name in ("restart", "verify", "accept_changed_code")}
     recipes: list[Recipe] = []

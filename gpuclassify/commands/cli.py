@@ -68,7 +68,7 @@ class Visible(logging.Formatter):
     of the running command, such as ``--text-field``.
     """
 
-    context: click.Context | None = None  # click context, from which the command is known
+    context: click.Context | None = None  # names the running command
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a log record, with control characters escaped and arguments named as options."""
@@ -209,7 +209,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
             table.add_row(status, f"[bold]{escape(check.name)}[/]: {escape(check.found)}")
             if check.cure:
                 table.add_row("", f"to do: {escape(check.cure)}")
-        open_console().print(table)  # 80 columns wide in a pipe
+        open_console().print(table)  # rich draws 80 columns in a pipe
     context.exit(FAILED if report.has_problems else 0)
 
 

@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.progress import JobProgress
     from gpuclassify.mapping.partition_map import PartitionMap
 
-# Maximum bytes of input files that this process reads without a cluster: of a single part, which a
-# cluster would run on one worker, too, and of several parts. Parts take turns here, and a cluster
-# of many cores makes up for its start after some ten seconds of Python's work.
+# Maximum bytes of an input that is processed here instead of on a cluster, for one part and for
+# several parts (pieces of the input, one per task). A cluster would not speed up a single part.
+# Several parts run one after another here: a cluster of many cores is faster, in spite of its
+# start, if they take more than about ten seconds.
 MOST_INPUT_BYTES, MOST_PARTS_BYTES = 64 << 20, 32 << 20
-ROW_BYTES = 20  # bytes of memory per byte of a possibly compressed file
+ROW_BYTES = 20  # memory per byte of a file, which may be compressed
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
-    """Run the job that `prepare` returns, on a cluster or in this process; return its summary.
+    """Run the job that `prepare` returns, on a cluster or in this process; return its `JobSummary`.
 
-    A cluster is started only if work is left to do that this process cannot do itself
-    (`runs_here`). `cluster` holds the settings that `open_client` reads. `restart` says whether
-    --restart was passed, which changes the message after an interrupt.
+    A cluster is started only if work is left to do, and this process cannot do it (`runs_here`).
+    `cluster` has the cluster settings of `JobSettings` by name. `restart` says whether --restart
+    was passed, which changes the message after an interrupt.
     """
     from gpuclassify.jobs.stages import as_chain
 
@@ -61,17 +62,18 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
 
 
 def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) -> bool:
-    """Return whether to run the whole job in this process, which starts faster than a worker.
+    """Return whether to run the job in this process, which starts faster than a cluster.
 
-    This needs a small input and ample memory, and no cluster in the settings `cluster`; a separate
-    worker would then protect from nothing. Slow `stages`, such as networks, run here only if the
-    input is a single part (piece that one task reads) and there is no GPU. Other stages, such as
-    tokenizers and fastText, use all cores from one process.
+    True if the input is small, models and rows fit into a quarter of free memory, and the settings
+    `cluster` (of `JobSettings`, by name) ask for no cluster. Slow `stages`, such as neural
+    networks, run here only if the input is a single part (piece that one task reads) and there is
+    no GPU.
     """
     is_open = (cluster["cluster"], cluster["backend"]) == ("auto", "pandas")
     is_open = is_open and not any(cluster[name] for name in ("cluster_options", "scheduler"))
     if not is_open or cluster["workers"] is not None:
         return False
+    # Other stages, such as tokenizers and fastText, use all cores from one process.
     if stages.is_slow and (source.count > 1 or survey_gpus().has_gpu):
         return False
     input_bytes = source.size_bytes
@@ -88,9 +90,9 @@ def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) 
 
 
 def load_here(stages: PartitionMap) -> None:
-    """Load the models of `stages` into this process, and set its threads and memory as in a worker.
+    """Load the models of `stages` into this process, for a job that needs no cluster.
 
-    Used for jobs that are too small for a cluster (`runs_here`).
+    As in a worker, torch uses all cores, and freed memory is kept for reuse.
     """
     import torch
 
@@ -106,7 +108,7 @@ def open_client(
     """Return a Dask client of the cluster in the settings; start the cluster unless it is running.
 
     `settings` holds ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend`` of
-    `JobSettings`. `progress` shows what is going on. `parts` is the number of parts (pieces of the
+    `JobSettings`. `progress` shows the current step. `parts` is the number of parts (pieces of the
     input, one per task): a job of a single part gets one worker, with all cores. Raises ValueError
     or FileNotFoundError if settings contradict each other, name something that does not exist, or
     need more than this machine has.

@@ -34,7 +34,7 @@ ARGUMENT = re.compile(
     r"|(?=[^\s.:;,)\[{])()|(?![\[{]))"
 )
 LACKED = re.compile(r" \(([a-z]\w*)=[^\s()]*\)")
-OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # options named otherwise
+OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # arguments and their options
 OF_ANNOTATE = ("redo_changed",)  # options of `annotate` that errors of other commands advise
 FAILED, LEFT_OUT = 1, 3  # exit codes
 MOST_LABELS = 30  # labels in a table
@@ -52,10 +52,10 @@ WRONG_CALL = (
 
 @contextlib.contextmanager
 def wrong_call_exits() -> Iterator[None]:
-    """Convert errors of the library's checks to click's usage errors, which exit with code 2.
+    """Convert errors of the library's checks in the block to click's usage errors (exit code 2).
 
     Errors of broken input files are not converted, because the command was called correctly. With
-    --debug, nothing is.
+    --debug, no error is converted.
     """
     try:
         yield
@@ -65,7 +65,7 @@ def wrong_call_exits() -> Iterator[None]:
         if click.get_current_context().obj["debug"] or isinstance(error, BrokenInputError):
             raise
         context, message = click.get_current_context(), error_text(error)
-        if not context.params.get("config"):  # a file, which has settings by names of arguments
+        if not context.params.get("config"):  # a settings file uses the names of arguments
             message = with_options(message, context.command)
         raise click.UsageError(message) from error
 
@@ -116,10 +116,9 @@ def with_options(message: str, command: click.Command) -> str:
 
 
 def _values(text: str) -> list[str] | None:
-    """Parse a Python list or dict, as written in a message, to the values of a repeatable option.
+    """Parse a list or dict in a message to an option's values, such as "NAME=VALUE".
 
-    A dict becomes texts such as "NAME=VALUE". Returns None if `text` is no list of texts, and no
-    dict of texts and numbers, or if it is empty.
+    Returns None if there are no values, or if they are not texts (or, in a dict, numbers).
     """
     try:
         parsed = ast.literal_eval(text)
@@ -170,11 +169,9 @@ def end_on_signals() -> Iterator[None]:
 
 
 def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
-    """End the process at the second signal, or `END_SECONDS` after the first one.
+    """End the process at the second signal of `numbers`, or `END_SECONDS` after the first one.
 
-    Runs in a thread of its own. Python writes the number of each signal to the socket `reader`, and
-    `numbers` are the signals to react to. Returns if the socket is closed, because the command has
-    ended.
+    Python writes the number of each signal to `reader`, and the command's end closes it.
     """
     with reader, contextlib.suppress(TimeoutError):
         first_number = 0
@@ -206,9 +203,9 @@ def end_at_once(number: int, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def interrupt_hint(restart: bool) -> Iterator[None]:
-    """Add a hint to a KeyboardInterrupt in the block if `restart`: the option --restart was passed.
+    """With `restart` (the option --restart), add a note to a KeyboardInterrupt in the block.
 
-    The hint says that the same command without --restart continues the job.
+    The note says that the same command without --restart continues the job.
     """
     try:
         yield
@@ -230,8 +227,8 @@ def quiet_dask() -> None:
     """
     import dask
 
-    # The command reports failed tasks, and cancelled tasks do not matter. Tornado logs when
-    # distributed fails to cancel a call that an interrupt has met at its beginning.
+    # The command reports failed tasks, and cancelled tasks do not matter. Tornado logs an error if
+    # distributed cannot cancel a call that was interrupted as it began.
     level = "info" if click.get_current_context().obj["debug"] else "critical"
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", level)
     # After a second Ctrl-C, Python would warn about its cleanup.
@@ -283,7 +280,7 @@ def start_progress(what: str) -> JobProgress:
 
 
 def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -> None:
-    """Print the summary of a job: its results, warnings, and the paths of its output.
+    """Print the `JobSummary` of a job: its results, its warnings, and the paths of its output.
 
     `numbers` are lines with the results. If there are none, tables of labels, and lines on dropped
     rows, totals and speed are printed instead.
@@ -294,10 +291,7 @@ def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -
 
 
 def _job_lines(summary: JobSummary, console: Console) -> list[str]:
-    """Print a table for each label column of a job; return lines on drops, totals and speed.
-
-    The last lines are advice for faster runs.
-    """
+    """Print a table per label column; return lines on drops, totals and speed, and advice."""
     from gpuclassify.jobs.report.summary import column_labels
     from gpuclassify.workers.run_context import advice
 
@@ -330,9 +324,11 @@ def _job_lines(summary: JobSummary, console: Console) -> list[str]:
 
 
 def print_paths(summary: Any, console: Console) -> None:
-    """Print the paths of a job's report, its list of rows left out, and its upload.
+    """Print the paths of a job's report and quarantine, and the URL of its upload.
 
-    The number of rows left out is printed, too. Lines without a value are left out.
+    `summary` is the `JobSummary`. The quarantine lists files, lines and rows that were left out
+    because they failed; their numbers are printed, too. Without any, or without an upload, that
+    line is omitted.
     """
     lines = [f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:

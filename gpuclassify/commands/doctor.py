@@ -58,7 +58,7 @@ S3_VARIABLES = (
     *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_CA_BUNDLE"),
     *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"),
 )
-S3_OPTIONS = "FSSPEC_S3_"  # begins variables with options of s3fs, such as FSSPEC_S3_ENDPOINT_URL
+S3_OPTIONS = "FSSPEC_S3_"  # prefix of variables for s3fs, such as FSSPEC_S3_ENDPOINT_URL
 LOW_DISK_BYTES = 5_000_000_000  # size of a large checkpoint with its other files
 TORCH_PROBE_SECONDS = 120
 KNOWN_MODEL, HUB_SECONDS = "nvidia/domain-classifier", 5.0
@@ -76,7 +76,7 @@ Distributions = Mapping[str, metadata.Distribution]
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check of this machine: a status, details, and advice for fixing a problem.
+    """Result of one check of this machine: name, status, details, and advice for fixing a problem.
 
     The status ``"missing"`` means that an optional part is not installed, and ``"problem"`` that
     something which is installed does not work.
@@ -142,10 +142,11 @@ def installed_distributions() -> dict[str, metadata.Distribution]:
 
 
 def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
-    """Import torch in a new Python process, and return facts about it.
+    """Run `script` in a new Python process, to import torch and return facts about it.
 
-    The dict has ``version``, ``cuda`` (the CUDA version that torch is built for), ``devices`` and
-    further entries that `script` prints; or ``error``, the reason why the import fails.
+    The dict is the JSON on the last line that `script` prints: ``version``, ``cuda`` (the CUDA
+    version that torch is built for), ``devices`` and further entries. If the import fails, the dict
+    has only ``error``, the reason.
     """
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
@@ -197,7 +198,7 @@ def rapids_checks(
         both = f"wheels for CUDA {major}, torch for CUDA {torch_cuda}"
         if torch_cuda.startswith(f"{major}."):
             yield Check("RAPIDS and torch", "ok", both)
-        else:  # each extra has the torch for its CUDA
+        else:  # each extra installs torch for its CUDA version
             cure = f"{install('gpu-cu12' if major == 12 else 'gpu')}, or the other RAPIDS wheels"
             yield Check("RAPIDS and torch", "warning", both, cure)
 
@@ -240,7 +241,7 @@ def package_checks(installed: Distributions) -> Iterator[Check]:
     `installed` has the installed packages by name.
     """
     python = f"{platform.python_version()} ({sys.executable})"
-    yield Check("Python", "ok", python)  # gpuclassify cannot be installed on an older one
+    yield Check("Python", "ok", python)  # older ones cannot install gpuclassify
     yield Check("gpuclassify", "ok", __version__)
     for name in REQUIRED:
         if name in installed:

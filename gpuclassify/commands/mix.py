@@ -129,11 +129,6 @@ def mix(
 
 
 def _refuse_plan(passed: Mapping[str, Any]) -> None:
-    """Raise ValueError if an option that plans a mix is passed together with --compare.
-
-    `passed` are these options by name. --compare reads a mix that is already planned, so that they
-    would have no effect.
-    """
     named = [name for name, value in passed.items() if value and name != "token_field"]
     if named:
         raise ValueError(
@@ -144,10 +139,9 @@ def _refuse_plan(passed: Mapping[str, Any]) -> None:
 def _counted(
     settings: JobSettings, mixture: MixSettings, find: Callable[[Any, Any], Result]
 ) -> Result:
-    """Call ``find(frame, compute)`` with the input's Dask frame, and return the result.
+    """Return ``find(frame, compute)`` for the input's Dask frame.
 
-    `compute` is the function by which `find` computes Dask objects: on the cluster of the settings,
-    or here if the input is small.
+    `compute` runs Dask objects on the settings' cluster, or here if the input is small.
     """
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.left_out import left_out_logged
@@ -169,10 +163,7 @@ def _counted(
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the file of --weights, a YAML list of dicts such as ``{topic: News, weight: 0.2}``.
-
-    Raises ValueError for a file with other content.
-    """
+    """Read the file of --weights, a YAML list of dicts."""
     import yaml  # type: ignore[import-untyped]
 
     example = "a list such as - {topic: News, weight: 0.2}"

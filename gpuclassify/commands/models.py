@@ -113,7 +113,7 @@ def length_read(defaults: Mapping[str, Any]) -> str:
 
 
 def default_columns(family: type[TextMapper] | Published) -> dict[str, str]:
-    """Return the columns that a classifier adds by default: their types, by name.
+    """Return the columns that a classifier adds by default: their Arrow types, by name.
 
     If the classifier cannot run without settings of the user, such as labels, only its label column
     is returned.

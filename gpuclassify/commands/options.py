@@ -114,7 +114,7 @@ class JobCommand(click.Command):
         """
         parameters = self.get_params(context)
         own = [getattr(option, "group", "Options") for option in parameters]
-        first = [group for group in own if group not in GROUPS]  # groups of other recipes
+        first = [group for group in own if group not in GROUPS]  # headings that recipes added
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*first, *GROUPS)}
         for parameter in parameters:
             record = parameter.get_help_record(context)
@@ -201,17 +201,13 @@ def option_of(
         settings["help"] = f"{settings['help']} Default: {default}.".lstrip()
     settings.pop("form", None)  # used by `_value`
     if settings.get("required"):
-        del settings["default"]  # click takes any default for a value
+        del settings["default"]  # click would take any default for a passed value
     group = group or metadata.get("group", "Options")
     return GroupedOption([*settings.pop("flags"), name], group=group, **settings)
 
 
 def _help(target: object, name: str, is_many: bool) -> str:
-    """Return the help of an option, from the docstring of its argument `name` of `target`.
-
-    It is the argument's first sentence, and a sentence on its default. `is_many` says that the
-    option is repeatable.
-    """
+    """Return an option's help: its argument's first sentence, and a sentence on the default."""
     explained = explanations(*getattr(target, "__mro__", [target]))[name].partition(": ")[2]
     first, *others = re.split(r"(?<=\.) (?=[A-Z\"])", explained)
     first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python code can pass
@@ -272,8 +268,9 @@ def reader_from_options(
 ) -> FileReader:
     """Make the reader of the files `inputs` from the values of a command's options.
 
-    The options made by `reading_options` are removed from `options`, except for ``on_error``. The
-    columns in `needed` are read even if --field does not name them; None is ignored.
+    The options made by `reading_options` are removed from `options`, except for ``on_error``, which
+    becomes "raise" if it is None. The columns in `needed` are read even if --field does not name
+    them; None is ignored.
     """
     names = [name for name in READING if name != "on_error"]
     values = settings_from_options({name: options.pop(name, None) for name in names})
@@ -312,11 +309,10 @@ def classifier_options() -> dict[str, GroupedOption]:
 
 
 def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
-    """Make the option of a classifier's setting, for a command that may run several classifiers.
+    """Make the option of a classifier's setting.
 
-    `options` is the class with the settings, and `declared` the setting's field. An option whose
-    values are texts or numbers with decimals is for one classifier alone, unless the field's
-    metadata has ``is_shared``. Other options are for all classifiers.
+    Unless the field's metadata has ``is_shared``, the option is shared by all classifiers only if
+    it is a flag, an integer or a choice.
     """
     kinds = kinds_of(_hints(options)[declared.name])
     is_plain = kinds in ((bool,), (int,)) or get_origin(kinds[0]) is Literal
@@ -364,7 +360,7 @@ def other_settings(group: str, what: str) -> GroupedOption:
 
 
 def command_line(context: click.Context) -> str:
-    """Return the shell command that continues the same job.
+    """Return the shell command that continues the job of the running command.
 
     Secrets and options for one run only, such as --restart, are left out.
     """
@@ -440,10 +436,11 @@ def read_recipe(
 ) -> tuple[JobSettings, dict[str, Any]] | None:
     """Read the settings of a job and of its recipe from the file of --config and the options.
 
-    A recipe is a kind of job, such as a deduplication, with settings of its own. `own` has the
-    values of its options, and `options` the values of all options, which override the file. `also`
-    has the names of job settings that only the file may have, and `paths` are ``input`` and
-    ``output``. With --dump-config, the settings are written to a file, and the result is None.
+    A recipe is a kind of job, such as a deduplication, with settings of its own. `options` has the
+    values of all options, which override the file, and `own` those for the recipe. `also` has the
+    names of job settings that only the file may have, and `paths` are ``input`` and ``output``.
+    Returns the job's settings, and a dict of the recipe's settings. With --dump-config, both are
+    written to a file, and the result is None.
     """
     from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
@@ -499,11 +496,10 @@ def _values_for(
     names: Sequence[Any],
     meant: Sequence[Any] | None = None,
 ) -> list[str]:
-    """Select the values of an option that are for the classifier `family`.
+    """Select the values of an option for the classifier `family`, without prefixes as in "domain:".
 
-    A value may begin with a classifier's name, as in "domain:Games", which is removed. `names` are
-    the names of all classifiers of the command. A value without a name is for the only classifier
-    in `meant`, by default `names`; if there are several, ValueError is raised.
+    A value without prefix is for the only classifier in `meant`, by default `names`, which are all
+    classifiers of the command.
     """
     meant = names if meant is None else meant
     own = []
@@ -523,11 +519,10 @@ def _values_for(
 
 
 def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) -> dict[str, Any]:
-    """Return the settings of one classifier, by name, from a command's options.
+    """Return the settings of one classifier by name, from a command's options.
 
-    `family` is the classifier's name, and `names` are the names of all classifiers of the command.
-    A shared option is for all classifiers that have the setting (fastText, for example, has no
-    batches). If none has it, all get it, so that they refuse it.
+    A shared option is for all classifiers that have the setting. If none has it, all get it, so
+    that they refuse it.
     """
     arguments: dict[str, Any] = {}
     settings = [_settings_of(name) for name in names]
@@ -546,10 +541,9 @@ def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) ->
 
 
 def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
-    """Return the type hint and the form of each setting of a classifier, by the setting's name.
+    """Return the type hint and form ("LABEL=TEXT", or "") of each setting of a classifier.
 
-    `family` is the classifier's name. The form is that of a NAME=VALUE option, such as
-    "LABEL=TEXT"; it is "" for others. Returns {} for an unknown classifier, which fails later.
+    Returns {} for an unknown classifier, which fails later.
     """
     with contextlib.suppress(ValueError):
         options = find_family(family).Options
@@ -559,11 +553,10 @@ def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
 
 
 def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any:
-    """Convert the texts that were passed for an option to the value of a setting.
+    """Convert the texts passed for an option to a setting's value; None if there are none.
 
-    `hint` is the setting's type hint. With a `form`, such as "LABEL=TEXT", each text is a pair; a
-    setting that may also be a list takes texts without "=", too. Returns None if there are no
-    texts.
+    With a `form`, such as "LABEL=TEXT", each text is a pair; a setting that may also be a list
+    takes texts without "=", too.
     """
     if not texts:
         return None
@@ -592,7 +585,7 @@ def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any
 
 
 def read_prompt(path: str) -> str:
-    """Read the prompt for a language model from a text file.
+    """Read the prompt for a language model from a text file, without line breaks at its end.
 
     Raises ValueError if the file cannot be read or is empty.
     """
@@ -609,8 +602,8 @@ def read_prompt(path: str) -> str:
 def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
     """Parse the NAME=VALUE texts of an option to a dict of values by name.
 
-    A value is parsed as JSON, or else is the text itself. `example` is shown in errors, and
-    `option` is the option's name.
+    A value is parsed as JSON, or else is the text itself. Hyphens in names become underscores.
+    `option` (the option's name) and `example` are shown in errors.
     """
     parsed = {}
     for name, text in _named(option, f"NAME=VALUE, such as `{example}`", settings):
@@ -624,11 +617,7 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
 def _named(
     option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
 ) -> Iterator[tuple[str, str]]:
-    """Split the texts of an option at "=", and yield pairs of name and value.
-
-    `cut` is the method that splits: ``str.partition`` at the first "=", ``str.rpartition`` at the
-    last one. Raises ValueError for a text without name or "="; its message has the `form` to pass.
-    """
+    """Yield name and value of each text, split at "=" by `cut`; errors say to pass `form`."""
     for setting in settings:
         name, equals, value = cut(setting, "=")
         if not equals or not name:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 ROWS_READ = 20
 MOST_COLUMNS = 4  # new columns that fit in a terminal
-TEXT_CHARS = 300  # characters of the text in a prompt that is printed
+TEXT_CHARS = 300  # maximum characters of the text in a printed prompt
 COLOURS = [f"black on {colour}" for colour in ("yellow", "cyan", "green", "magenta", "white")]
 
 
@@ -91,11 +91,12 @@ def first_texts(
     reader: FileReader | None = None,
     on_error: str = "raise",
 ) -> pd.DataFrame:
-    """Read the first `most` rows of a stream into a data frame.
+    """Read the first `most` rows of a binary stream into a pandas frame.
 
-    If the first line begins with a brace, lines are JSON, and are read with the settings of
-    `reader`. Else each line is a plain text, and becomes a row that has the text in all `columns`.
-    `on_error` says whether a broken line is an error or is left out.
+    If the stream begins with a brace, its lines are JSON objects, which `reader` parses (default: a
+    `FileReader` without settings). Else each line is a plain text, and is stored in each of the
+    `columns`. `on_error` is "raise", or "quarantine" to leave out broken lines of JSON. Plain text
+    that is not UTF-8 raises BrokenInputError.
     """
     import pyarrow as pa
 
@@ -121,7 +122,7 @@ def first_texts(
 
 
 def _with_confidence(settings: JobSettings) -> list[TextMapper]:
-    """Make the classifiers of the settings, and add a confidence column where possible."""
+    """Make the classifiers of the settings, and add confidence columns where labels have none."""
     classifiers = []
     for arguments, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
         if None in _confidence(mapper).values():
@@ -132,11 +133,7 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """Return a classifier's confidence columns by label column.
-
-    The value is None for a label column without a confidence column. Columns of scores alone are
-    not included.
-    """
+    """Return the confidence column, or None, for each label column of a classifier."""
     from gpuclassify.mapping.label_heads import CategoryHead
 
     return {
@@ -147,7 +144,6 @@ def _confidence(mapper: TextMapper) -> dict[str, Any]:
 
 
 def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
-    """Print the complete prompt that each language model of `mappers` gets for the first text."""
     from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
 
     for mapper in mappers:
@@ -160,10 +156,9 @@ def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
 def _print_table(
     table: pa.Table, chain: Chain, mappers: list[TextMapper], fields: Sequence[str], rows: int
 ) -> None:
-    """Print a table with a line per row: its texts, and the columns that the classifiers add.
+    """Print the texts of each row, and the columns that the classifiers `mappers` add.
 
-    `table` has the rows that passed the classifiers in `chain`, and `mappers` are these
-    classifiers. `fields` are further columns to show, and `rows` is the number of rows read.
+    `fields` are further columns to show, and `rows` is the number of rows that were read.
     """
     import pyarrow as pa
     from rich.table import Table
@@ -177,7 +172,7 @@ def _print_table(
     scores = dict(pair for mapper in mappers for pair in _confidence(mapper).items())
     confidences = set(scores.values())  # printed after their labels
     is_shown = [not pa.types.is_nested(kind) or kind in (LABELS, SPANS) for kind in schema.types]
-    if not any(is_shown):  # scores by name are the only columns
+    if not any(is_shown):  # all columns are structs of scores
         is_shown = [pa.types.is_struct(kind) for kind in schema.types]
     names = [*fields, *itertools.compress(schema.names, is_shown)]
     names = [
@@ -196,7 +191,7 @@ def _print_table(
         if label in cells:
             pairs = zip(cells[label], cells[confidence], strict=True)
             cells[label] = [one if one == other else f"{one} {other}" for one, other in pairs]
-    most_width = console.width * 2 // 3 // max(1, len(shown)) - 3  # includes borders
+    most_width = console.width * 2 // 3 // max(1, len(shown)) - 3  # a column's border takes 3
     drawn = Table(expand=True)
     for name in chain.text_fields:
         drawn.add_column(Text(visible(name, "")), ratio=1, no_wrap=True)
@@ -212,7 +207,7 @@ def _print_table(
 
 
 def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
-    """Map each text column to the columns that list spans (labelled character ranges) of it."""
+    """Map each text column to its columns of spans, which are labelled character ranges."""
     from gpuclassify.classifiers.spans.spans import SPANS
 
     columns: dict[str, list[str]] = {}
@@ -224,11 +219,7 @@ def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
 
 
 def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -> list[Any]:
-    """Return a table cell per row: the text, with its spans highlighted in a colour per label.
-
-    Spans are labelled character ranges. `text` is the name of the text column, and `columns` are
-    the columns with its spans. Texts are cut to `most_chars` characters.
-    """
+    """Return a cell per row: its text, with the spans in `columns` coloured by label."""
     from rich.text import Text
 
     rows = table.select([text, *columns]).to_pylist()
@@ -248,11 +239,6 @@ def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -
 
 
 def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> list[str]:
-    """Return a table cell per row that lists its spans: each span's label, and then its text.
-
-    Spans are labelled character ranges. `text` is the name of the text column, and `column` has its
-    spans. Cells are cut to `most_chars` characters.
-    """
     cells = []
     for row in table.select([text, column]).to_pylist():
         found = [f"{s['label']} {row[text][s['start'] : s['end']]}" for s in row[column] or ()]
@@ -261,15 +247,11 @@ def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> lis
 
 
 def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:
-    """Format the values of a column as table cells, each cut to `most_chars` characters."""
     return [visible(_shown(value, column.type)[:most_chars], "") for value in column.to_pylist()]
 
 
 def _shown(value: Any, kind: pa.DataType) -> str:
-    """Format one value of a column for a table, by the column's Arrow type `kind`.
-
-    Lists have no brackets, and structs of scores look like ``News 0.912``.
-    """
+    """Format a value of an Arrow type; a struct of scores becomes ``News 0.912``."""
     import pyarrow as pa
 
     types = pa.types

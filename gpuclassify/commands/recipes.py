@@ -105,10 +105,11 @@ def recipe_command(
 
 
 def declared_options(kind: Any, group: str) -> dict[str, click.Option]:
-    """Make an option for each setting of a recipe's or stage's class, by the setting's name.
+    """Make a command-line option for each setting of the class `kind`; return them by setting.
 
-    Settings whose values are Python objects get no option. Settings that a recipe inherits are left
-    out, because all jobs have options for them. `group` is the options' heading.
+    `kind` is a recipe (a kind of job, such as a deduplication) or a mapper. Settings whose values
+    are Python objects get no option. Neither do settings that a recipe inherits, because all jobs
+    have options for them. `group` is the options' heading in the help.
     """
     bases = [base for base in kind.__mro__[1:] if hasattr(base, "take_steps")]
     inherited = {declared.name for base in bases for declared in fields(base)}
@@ -150,7 +151,7 @@ def dedup(settings: JobSettings, own: dict[str, Any]) -> Recipe:
 
     if (method := own.pop("method", None)) is None:
         raise ValueError("name how duplicates are found: --method exact, fuzzy or semantic")
-    check_choice("method", method, METHODS)  # a file may name anything
+    check_choice("method", method, METHODS)  # a settings file may name anything
     against = own.pop("against", ())
     against = [against] if isinstance(against, str) else [*against]
     own |= named_values("--set", "seed=7", own.pop("others", ()))

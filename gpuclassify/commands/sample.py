@@ -20,7 +20,7 @@ from gpuclassify.commands.options import (
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = (".jsonl", ".json")  # JSON lines, or one array
+FORMATS = (".jsonl", ".json")  # suffixes of JSON lines, and of a JSON array
 
 
 def _sample_options() -> list[click.Option]:
@@ -102,7 +102,6 @@ def _near(text: str | None) -> tuple[str | None, float]:
 
 
 def _write(frame: pd.DataFrame, path: Path) -> None:
-    """Write the drawn rows as JSON lines, or as a JSON array if the path ends with .json."""
     from gpuclassify.corpus.scores.saved import write_file
     from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
 

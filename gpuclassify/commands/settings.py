@@ -197,9 +197,10 @@ class JobSettings(Declared):
     ) -> JobSettings:
         """Make settings from plain values by name, as they are in YAML files and options.
 
-        `is_plan` is for a forecast, which needs no output. With ``needs_stages=False``, classifiers
-        and the like may be missing. Raises the errors of the class, and ValueError if a name is
-        unknown or a required setting is missing.
+        ``input`` is required; so is ``output``, unless `is_plan`, for a forecast. With
+        `needs_stages`, ``classifiers`` are required, too, unless ``where``, ``threshold_files``,
+        ``annotations`` or ``cluster_file`` is set. Raises the errors of the class, and ValueError
+        if a name is unknown or a required setting is missing.
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
@@ -219,7 +220,7 @@ class JobSettings(Declared):
         return {name: value for name, value in self.changed().items() if value is not None}
 
     def mappers(self) -> list[TextMapper]:
-        """Make the job's classifiers from the setting `classifiers`, in the order of running."""
+        """Make the job's classifiers from the setting `classifiers`, in this order."""
         mappers = []
         for settings in self.classifiers:
             arguments = dict(settings)
@@ -227,9 +228,9 @@ class JobSettings(Declared):
         return mappers
 
     def cluster_mappers(self) -> list[AssignClusters]:
-        """Return a list of the stage that assigns texts to the clusters in `cluster_file`.
+        """Return a list with the mapper that adds the nearest cluster of each row's embedding.
 
-        The list is empty if `cluster_file` is not set.
+        The clusters are in the file `cluster_file`; the list is empty if this setting is None.
         """
         from gpuclassify.corpus.clusters.clusters import AssignClusters
 
@@ -340,8 +341,8 @@ class JobSettings(Declared):
     def fields_read(self, stages: list[Any], needed: Iterable[str] = ()) -> list[str] | None:
         """Return the columns to read from the input files; None means all.
 
-        They are columns that `stages` need, columns in the setting `fields` (--field), and columns
-        in `needed`, unless a stage writes them.
+        All are read unless the setting `fields` (--field) names columns. Then they are these
+        columns, the columns that `stages` need, and the columns in `needed` that no stage writes.
         """
         from gpuclassify.jobs.stages import as_chain
 
@@ -386,11 +387,12 @@ def family_name(name: str) -> str:
 
 
 def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check plain values for `JobSettings`, by name, and return them without None.
+    """Check plain values for `JobSettings`, by name, and return all but None.
 
-    Plain values are texts, numbers, lists and dicts, as YAML has them. A single text becomes a list
-    if the setting is a list. Raises TypeError or ValueError if a name is unknown, or a value is
-    invalid.
+    Plain values are texts, numbers, lists and dicts, as YAML has them. A single text for ``input``,
+    ``fields``, ``partition_by`` or ``annotations`` becomes a list, and names of classifiers become
+    their usual names (`family_name`). Raises TypeError or ValueError if a name is unknown, or a
+    value is invalid.
     """
     check_names("a job has", "setting", values, setting_names(JobSettings))
     passed = {name: value for name, value in values.items() if value is not None}
@@ -482,8 +484,9 @@ def refuse_code(values: Mapping[str, Any], path: str) -> None:
 def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | None = None) -> None:
     """Write settings to a YAML file that only its owner may read, without secrets in URLs.
 
-    `own` has the settings of a recipe by name. Passwords are left out of URLs, and queries, because
-    they may have a signature. A warning names the URLs.
+    Passwords and query strings, which may hold a signature, are removed from URLs, and a warning
+    names these URLs. `own` has the settings of a recipe (a kind of job) by name. Raises ValueError
+    if the file cannot be written.
     """
     import yaml
 
@@ -511,10 +514,7 @@ def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | Non
 
 
 def _without_secrets(value: Any, hidden: list[str]) -> Any:
-    """Return a value without passwords and queries in URLs, also within dicts and lists.
-
-    The shortened URLs are appended to `hidden`.
-    """
+    """Remove passwords and queries from URLs in a nested value; add the new URLs to `hidden`."""
     if isinstance(value, dict):
         return {name: _without_secrets(item, hidden) for name, item in value.items()}
     if isinstance(value, list):
@@ -529,9 +529,9 @@ def _without_secrets(value: Any, hidden: list[str]) -> Any:
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """Return a class that loads YAML safely, for ``yaml.load``, and refuses repeated names.
+    """Return a safe loader for ``yaml.load`` that refuses repeated names.
 
-    It reads a time limit such as 8:00:00 as text; YAML would read a number of base 60.
+    A time limit such as 8:00:00 stays a text; YAML would read a number of base 60.
     """
     import yaml
 

@@ -109,9 +109,7 @@ def show(
 def _show_provenance(directory: str, as_json: bool) -> None:
     """Print how the job output in `directory` was made, such as its models and their versions.
 
-    It is printed as lines, or as one line of JSON if `as_json`. For an annotation set (columns that
-    were written without their texts), also print the set's name and digest. Exits if the directory
-    holds no job, or damaged metadata.
+    For an annotation set (columns written without their texts), print its name and digest, too.
     """
     from gpuclassify.jobs.input.annotations import AnnotationSet
     from gpuclassify.jobs.ledger.manifest import read_job

@@ -165,10 +165,9 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
 
 
 def _read_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> Any:
-    """Parse the arguments of `classify`, and return its settings.
+    """Return the job's settings from the arguments of `classify` and the YAML file `config`.
 
-    Wrong arguments fail here, before the job is queued. `config` is the path of the job's YAML
-    file. Raises ValueError for settings that a Slurm job cannot have.
+    Wrong arguments, and settings that a Slurm job cannot have, fail here instead of in the queue.
     """
     words = [*(["--config", config] if config else []), *arguments]
     job_context = classify.make_context(

@@ -81,7 +81,6 @@ def thresholds(
 
 
 def _value(text: str) -> Any:
-    """Parse the text of --positive, a label, as JSON; return it unchanged if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -131,10 +131,6 @@ def _train(inputs: list[str], directory: str, options: dict[str, Any]) -> Traine
 
 
 def _class_weight(values: tuple[str, ...]) -> str | dict[str, float] | None:
-    """Parse the values of --class-weight for `Head.fit`: ``balanced``, or LABEL=NUMBER texts.
-
-    Returns "balanced", a dict of weights by label, or None without values.
-    """
     if values in ((), ("balanced",)):
         return "balanced" if values else None
     try:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class HFModel(ABC):
-    """Base class for a custom model: a subclass implements ``load_model``, perhaps a tokenizer.
+    """Base class for a custom model: subclasses write ``load_model``, perhaps ``load_tokenizer``.
 
-    The module takes a dict of ``input_ids`` and ``attention_mask``, both (texts, width), and
+    The torch module takes a dict of ``input_ids`` and ``attention_mask``, both (texts, width), and
     returns (texts, outputs). The subclass's code chooses the source of the weights.
 
     Parameters
@@ -36,7 +36,7 @@ class HFModel(ABC):
     model_output_type : {"numeric"}
         Kind of outputs; any other raises TypeError.
     **trial_runs
-        CrossFit's sizes of trial runs; ignored for the same reason.
+        CrossFit's sizes of trial runs; ignored, because batches are sized by free memory.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HFHead(CategoryHead):
 
 
 class HFClassifier(LoadedByUser):
-    """Mapper that runs an `HFModel`, its `source`, and writes the label with the largest output."""
+    """Mapper that runs `source`, an `HFModel`, and writes the label with the largest output."""
 
     Options = ClassifierOptions
     head_type = HFHead
@@ -181,10 +181,9 @@ class DistributedDataClassifier:
 def _run_classifier_helper(
     df: Frame, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
 ) -> Any:
-    """Return the Dask, pandas or cudf frame `df` with a column of labels, made by `model`.
+    """Return the frame `df` with labels in column `label_col` and, if set, outputs in `prob_col`.
 
-    The column is called `label_col`. Unless `prob_col` is None, a column of this name has the
-    outputs. `options` are further settings of the mapper, such as ``labels`` and ``text_field``.
+    `options` are further settings of the mapper, such as ``labels`` and ``text_field``.
     """
     classifier = HFClassifier(
         model,

@@ -24,7 +24,7 @@ from gpuclassify.jobs.stores.store import Store
 from gpuclassify.settings.checks import check_ordered
 from gpuclassify.settings.old_spellings import modern_spellings
 
-_COPY, _PARTS = "copy of file name", "_parts_of_files"  # column, and folder of parts to join
+_COPY, _PARTS = "copy of file name", "_parts_of_files"  # temporary column and folder
 _SUFFIXES = re.compile(r"(\.(jsonl|json|parquet|gz|part|snappy))+$")
 _GPU_OPTIONS = (
     *("protocol", "enable_cudf_spill", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async"),
@@ -94,12 +94,9 @@ class DocumentDataset:
     ) -> None:
         """Write a file for each partition, as a job that shows its progress and can be continued.
 
-        `kind` is the class of the writer. Values of the column `partition_on` become folders. With
-        `write_to_filename`, the name of a column (True for ``file_name``), one file is written for
-        each value in that column, and has the value's last part as its name. The column is left out
-        of the files unless `keep_filename_column`. `compression` is a codec such as "gzip"; None is
-        the writer's default. Raises ValueError if both `write_to_filename` and `partition_on` are
-        passed.
+        Values of the column `partition_on` become folders. With `write_to_filename`, the name of a
+        column (True for ``file_name``), one file is written for each value instead, named by the
+        last part of the value. `keep_filename_column` keeps this column in the files.
         """
         name = "file_name" if write_to_filename is True else write_to_filename
         if not name:
@@ -189,10 +186,6 @@ def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
 
 
 def _join(output: Store, name: str, parts: Sequence[str]) -> None:
-    """Join the files `parts`, in this order, into the file `name` of the folder `output`.
-
-    An earlier file of this name is replaced. Parquet files are joined by rows, others by bytes.
-    """
     contents = map(_read, parts)
     with output.replacing(output.path(name)) as sink:
         if name.endswith(".parquet"):

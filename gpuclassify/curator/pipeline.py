@@ -42,7 +42,8 @@ WorkerMetadata = Any  # imported by scripts for annotations
 class XennaExecutor:
     """Stand-in for each of Curator's executors, whose settings are ignored.
 
-    Only the setting ``ignore_failures`` raises TypeError, which names its counterpart here.
+    Only the setting ``ignore_failures`` raises TypeError, with a message that names its
+    counterpart.
     """
 
     def __init__(self, config: dict[str, Any] | None = None, **_options: object) -> None:
@@ -95,7 +96,7 @@ class Pipeline(pipeline.Pipeline):
     def add_stage(self, stage: object) -> Pipeline:
         """Append a stage of this package or a custom `ModelStage`, and return this pipeline.
 
-        A `TokenizerStage` before a `ModelStage` is merged with it.
+        A `TokenizerStage` directly before a `ModelStage` is replaced by one stage that does both.
         """
         if isinstance(stage, ModelStage):
             has_tokenizer = bool(self.stages) and isinstance(self.stages[-1], TokenizerStage)
@@ -145,7 +146,7 @@ class Results(JobSummary):
 def current_client() -> Any:
     """Return the Dask client that the script has started, or None."""
     distributed = sys.modules.get("distributed")
-    with contextlib.suppress(ValueError):  # there is none
+    with contextlib.suppress(ValueError):  # no client
         return distributed and distributed.default_client()
     return None
 
@@ -205,7 +206,7 @@ class LoadedByUser(TextMapper[ModelOptions]):
     `options` are settings of the mapper, such as ``model`` and ``text_field``.
     """
 
-    new_tokenizer: Callable[[], Any] | None = None  # None for the model's own
+    new_tokenizer: Callable[[], Any] | None = None  # None for the tokenizer in the model's files
 
     def __init__(self, source: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -225,11 +226,11 @@ class LoadedByUser(TextMapper[ModelOptions]):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Model of the option ``model``, pinned; network and columns come from the user's code."""
+        """Model named by the option ``model``, pinned; network and columns come from user code."""
         return PinnedModel(self.options, has_own_module=True, has_own_columns=True)
 
     def make_runner(self) -> Runner:
-        """Return the runner for the user's module and tokenizer."""
+        """Return the object that tokenizes texts, and runs the user's module on batches of them."""
         module = OwnModule(self.load, self._definition, True, self.new_tokenizer)
         return EncoderRunner(self.options, self.model, module)
 
@@ -381,9 +382,9 @@ class StageMapper(LoadedByUser):
         return stage.model
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return a tuple with a head, which writes the columns that the stage makes.
+        """Return a tuple with the one head: the object that makes the stage's columns from outputs.
 
-        Their types are declared as ``new_columns``, or detected.
+        The columns' types are declared as ``new_columns``, or detected.
         """
         declared = self.source.new_columns or self._kinds()
         check_column_types(self.__name__, declared)
@@ -391,11 +392,7 @@ class StageMapper(LoadedByUser):
         return (DeclaredColumns(*parts, declared=declared, compute=self._columns),)
 
     def _kinds(self) -> dict[str, str]:
-        """Return the type of each of the stage's columns by name, such as ``{"label": "str"}``.
-
-        The types are detected by calling the stage's methods with zeros as outputs of two texts.
-        Raises TypeError if that fails.
-        """
+        """Detect each column's type by calling the stage's methods with zeros for two texts."""
         labels = self.model.checkpoint.config.get("id2label")
         try:
             columns = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))

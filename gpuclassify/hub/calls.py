@@ -70,12 +70,12 @@ class HubBusyError(HubUnreachableError):
 def retried(
     call: Callable[[], Answer], may_pass: Callable[[Exception], bool], *, tries: int = TRIES
 ) -> Answer:
-    """Return ``call()``, called at most `tries` times, again after errors that `may_pass` accepts.
+    """Return ``call()``, retried after an error if ``may_pass(error)`` is True.
 
-    Other errors are raised at once, and the last call's error is raised. The wait before the next
-    call is the error's attribute ``wait_seconds`` if set, else 1, 2, 4 and so on up to 60 seconds,
-    plus up to 1 second at random, which spreads the retries of many workers. An error with more
-    than 600 ``wait_seconds`` is raised at once.
+    The call is made at most `tries` times. Other errors, and the last call's error, are raised. The
+    wait before the next call is the error's attribute ``wait_seconds`` if set, else 1, 2, 4 and so
+    on up to 60 seconds, plus up to 1 second at random, which spreads the retries of many workers.
+    An error with more than 600 ``wait_seconds`` is raised at once.
     """
     for attempt in range(1, tries):
         try:
@@ -222,10 +222,7 @@ def _read_status(err: BaseException) -> tuple[int | None, str]:
 
 
 def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
-    """Make the error for a call without a usable answer, with the message `text`.
-
-    It is a `HubBusyError` if a retry may get an answer, else a `HubUnreachableError`.
-    """
+    """Return a `HubBusyError` if a retry may get an answer, else a `HubUnreachableError`."""
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 
@@ -250,5 +247,4 @@ def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
 
 
 def _without_queries(text: str) -> str:
-    """Remove the query strings of URLs from a message, because they may be signatures."""
-    return re.sub(r"\?\S*", "", text)
+    return re.sub(r"\?\S*", "", text)  # query strings of URLs may be signatures

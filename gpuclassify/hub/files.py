@@ -43,10 +43,10 @@ from gpuclassify.settings.paths import exists, is_directory, is_file
 Result = TypeVar("Result")
 
 DEEPEST = 100  # maximum nesting of a JSON file; recursive copies fail at 1,000 levels
-MOST_TEXT_BYTES = 2**26  # largest text file; a tokenizer of 256,000 tokens has half of it
+MOST_TEXT_BYTES = 2**26  # limit of a text file; the tokenizer of 256,000 tokens has half of it
 INDEX = "model.safetensors.index.json"
 USUAL_NAME = "model.bin"  # the Hub's file name for fastText models
-_DIGESTED_BYTES = 65_536  # prefix of a file that is digested
+_DIGESTED_BYTES = 65_536  # bytes at a file's beginning that are digested
 _BLOCK_BYTES = 2**20  # bytes per request of a file on the Hub
 _HOW_TO_CONVERT = """\
 import torch, safetensors.torch as st
@@ -124,7 +124,6 @@ def _parse_object(text: str, owner: str) -> dict[str, Any]:
 
 
 def _read_text(path: Path, owner: str) -> str:
-    """Read a text file; raise CheckpointError if it is too large or not UTF-8."""
     if (size := path.stat().st_size) > MOST_TEXT_BYTES:
         raise CheckpointError(
             f"{owner} has {size:,} bytes, and at most {MOST_TEXT_BYTES:,} are read: take the file "
@@ -206,11 +205,7 @@ def download(
 
 
 def _with_own_weights(folder: Path, name: str) -> Path:
-    """Return `folder`, after checking that its weight index names only files inside of it.
-
-    Otherwise raises CheckpointError, whose message calls the model `name`.
-    """
-    if is_file(folder / INDEX):
+    if is_file(folder / INDEX):  # raises if it names files outside of the model
         _read_weight_map(read_json_file(folder / INDEX), name)
     return folder
 
@@ -234,10 +229,10 @@ def weights_paths(folder: Path) -> dict[Path, bool]:
 def read_tensor_shapes(
     identity: Identity, filename: str = WEIGHTS, *, cache_dir: Location | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Read the names and shapes of all tensors in a model's weight file, without the weights.
+    """Return the shapes of all tensors in a model's weight file by name, without reading weights.
 
-    If the file is missing, all shards are read. Raises ModelNotFoundError if there are no
-    safetensors weights (pickles are refused), or if a shard is missing.
+    If `filename` is missing, all shards in the index are read. Raises ModelNotFoundError if there
+    are no safetensors weights (pickles are refused), or if a shard is missing.
     """
     files = list_files(identity, cache_dir=cache_dir)
     if filename in files:
@@ -379,10 +374,6 @@ def _find_file(
 
 
 def _file_digest(path: Path) -> str:
-    """Return a digest of a file's name, size, modification time and first 65,536 bytes.
-
-    It is ``"sha256:"`` and 64 hex digits.
-    """
     status = path.stat()
     digest = hashlib.sha256(os.fsencode(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     with path.open("rb") as file:
@@ -437,7 +428,6 @@ def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
 
 
 def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Return the path of a Hub model's file in the cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     folder = cache_folder(cache_dir)
@@ -446,9 +436,9 @@ def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) 
 
 
 def _read_weight_map(index: dict[str, Any], name: str) -> dict[str, str]:
-    """Return the file name of each tensor, from the index of a model in several weight files.
+    """Return the weight file of each tensor, from the index of a model's shards.
 
-    Raises CheckpointError if the index names files outside of the model.
+    Raises CheckpointError if a file is outside of the model.
     """
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
@@ -474,10 +464,7 @@ def check_inside(owner: str, filename: object) -> None:
 
 
 def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Return the local path of one file of a model, downloaded if need be.
-
-    Returns None if the model has no file of this name.
-    """
+    """Return the local path of a model's file, downloaded if need be; None if there is none."""
     name, revision = identity.name, identity.revision
     check_inside(f"a file of {name}", filename)
     if identity.is_directory:
@@ -503,9 +490,9 @@ def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """Return the sorted names of all files of a Hub model, from the listing in the cache.
+    """Return the names of all files of a Hub model; None if the cache has no listing.
 
-    Returns None if the cache has no listing; each download of a snapshot stores one.
+    Each download of a snapshot stores a listing.
     """
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -520,11 +507,10 @@ def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str]
 
 
 def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
-    """Return the folder of a Hub model's cached snapshot if the Hub does not answer, else None.
+    """Return a Hub model's cached snapshot if the Hub does not answer, else None.
 
-    None without a request if the cache has a listing of the model's files, because the Hub then
-    need not be asked. Raises HubUnreachableError if the Hub does not answer and the snapshot lacks
-    weights.
+    The Hub is not asked if the cache has a listing of the model's files. Raises HubUnreachableError
+    if the snapshot lacks weights.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.file_download import repo_folder_name
@@ -546,7 +532,6 @@ def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Pa
 
 
 def _is_whole(snapshot: Path) -> bool:
-    """Tell whether a Hub model's local snapshot has all weight files."""
     if not is_directory(snapshot):
         return False
     if exists(snapshot / INDEX):

@@ -54,9 +54,10 @@ def resolve(
 ) -> Identity:
     """Pin a model, by its Hub name or directory, to a Hub commit or a digest of the directory.
 
-    `revision` is a branch, tag or commit of a Hub model; a full sha costs no request. Without a
-    network, the last cached commit of the revision is used. Raises ModelNotFoundError,
-    ModelAccessError, or HubUnreachableError if neither Hub nor cache has the revision.
+    `revision` is a branch, tag or commit of a Hub model (default: "main"); a full sha costs no
+    request. Without a network, the last cached commit of the revision is used. Raises
+    ModelNotFoundError, ModelAccessError, ValueError for a revision of a directory, or
+    HubUnreachableError if neither Hub nor cache has the revision.
     """
     name = os.fspath(name)
     if is_directory_name(name):
@@ -86,11 +87,7 @@ def resolve(
 
 
 def _settle(folder: Path) -> bool:
-    """Finish an interrupted save in a model directory; return True if there was one.
-
-    The files of such a save are still in a hidden folder. Raises ModelNotFoundError if they cannot
-    be moved, such as those of another user.
-    """
+    """Finish an interrupted save in a model directory; return True if there was one."""
     try:
         has_moved = finish_saving(folder)
         refuse_unfinished(folder)
@@ -118,7 +115,7 @@ def is_directory_name(name: Location) -> bool:
 
 
 def is_pinned(name: Location, revision: str | None) -> bool:
-    """Tell whether a model cannot change: it is a directory, or its revision is a full commit."""
+    """Tell whether a model is a directory, or a Hub model whose revision is a full commit."""
     return is_directory_name(name) or is_commit(revision)
 
 
@@ -218,7 +215,11 @@ def existing_directory(folder: Path) -> Path:
 
 
 def visible_files(folder: Path) -> list[str]:
-    """Return the sorted relative paths of the files below a folder, without hidden ones."""
+    """Return the sorted relative paths of the files below a folder.
+
+    Hidden files, hidden folders and ``__pycache__`` are left out. Raises ModelNotFoundError if
+    `folder` is no directory.
+    """
     paths = []
     for root, folders, files in os.walk(existing_directory(folder), onerror=_raise):
         folders[:] = [name for name in folders if name[0] != "." and name != "__pycache__"]
@@ -227,10 +228,7 @@ def visible_files(folder: Path) -> list[str]:
 
 
 def _raise(err: OSError) -> None:
-    """Raise the error of a folder that cannot be listed, which `os.walk` would ignore.
-
-    A folder that was removed meanwhile is still ignored.
-    """
+    # `os.walk` would ignore every error. A folder that was removed meanwhile is ignored here, too.
     if not isinstance(err, FileNotFoundError):
         raise err
 

@@ -137,10 +137,10 @@ def config_text(directory: Path) -> str | None:
 
 
 def refuse_unfinished(directory: Path) -> None:
-    """Raise PermissionError if a model directory has a complete save of another user.
+    """Raise PermissionError if a model directory has a save that this user cannot finish.
 
-    The files of such a save are still in a hidden folder, because it was interrupted. Also raised
-    if such a folder was copied.
+    Such a save was interrupted. Its files are complete, but still in a hidden folder, which belongs
+    to another user or is a copy.
     """
     for folder in _committed(directory):
         if not _is_own(folder) and exists(folder / _DECIDED):
@@ -161,10 +161,9 @@ def file_sha256(path: Path) -> str:
 
 
 def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
-    """Lock the hidden folder of a save, and return the open lock file; closing it ends the lock.
+    """Lock a save's hidden folder until the returned file is closed.
 
-    `flags` are further flags for ``os.open``. Raises BlockingIOError if another process holds the
-    lock, and FileNotFoundError if the folder is gone.
+    Raises BlockingIOError if another process has locked it, and FileNotFoundError if it is gone.
     """
     path = folder / _LOCK
     flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
@@ -180,10 +179,9 @@ def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
 
 @contextlib.contextmanager
 def _directory_lock(directory: Path) -> Iterator[None]:
-    """Lock a model directory against other saves in the block, if the file system has locks."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -191,10 +189,9 @@ def _directory_lock(directory: Path) -> Iterator[None]:
 
 
 def _mark(folder: Path) -> Path:
-    """Return the path of the empty file that marks a hidden folder as an original, not a copy.
+    """Return the path of an empty file that marks a hidden folder as an original, not a copy.
 
-    It is named after the folder's lock file: owner, inode and time. A copy of the folder has
-    another lock file, so the mark no longer fits.
+    Its name has owner, inode and time of the folder's lock file, which differ in a copy.
     """
     lock = (folder / _LOCK).lstat()
     return folder / f".by-{lock.st_uid}-{lock.st_ino}-{lock.st_ctime_ns}"
@@ -210,10 +207,9 @@ def _is_own(folder: Path) -> bool:
 
 
 def _commit(directory: Path, folder: Path) -> None:
-    """Commit a save of the model in `directory`, whose new files are in the hidden `folder`.
+    """Commit a save by moving the old ``config.json`` into its hidden `folder`.
 
-    Moves the old ``config.json`` into the folder, which marks the save as complete. Other saves are
-    finished first.
+    Other saves are finished first.
     """
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -225,9 +221,9 @@ def _commit(directory: Path, folder: Path) -> None:
 
 
 def _move_files(folder: Path) -> None:
-    """Move the files of a complete save from its hidden folder to the model directory.
+    """Move the files of a complete save to the model directory, and remove its hidden folder.
 
-    Removes the folder. Several processes may do so at once.
+    Several processes may do so at once.
     """
     try:
         targets = _targets(folder)
@@ -244,10 +240,9 @@ def _move_files(folder: Path) -> None:
 
 
 def _targets(folder: Path) -> dict[Path, Path]:
-    """Map each file in a save's hidden folder to its new path in the model directory.
+    """Map each file in a save's hidden folder to its path in the model directory.
 
-    Hidden files and symbolic links are left out. Raises NotADirectoryError if a target's folder is
-    reached through a symbolic link below the model directory.
+    Hidden files and links are left out. Raises NotADirectoryError if a path leads through a link.
     """
     targets = {}
     for path in folder.rglob("*"):

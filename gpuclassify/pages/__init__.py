@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 NAME_WIDTH, LINE_WIDTH = 10, 100  # characters
-CELL = "text-align: left; vertical-align: top; white-space: pre"  # spaces align histograms
+CELL = "text-align: left; vertical-align: top; white-space: pre"  # aligns histograms by spaces
 TEXT = f"{CELL}-wrap; font-family: monospace"
 
 
 def page_template(package: str, folder: str, name: str, **filters: Callable[..., Any]) -> Template:
-    """Load the Jinja template of an HTML page from a folder of a package.
+    """Load the Jinja template `name` of an HTML page from a folder of an installed package.
 
     The template escapes all values, and may import from ``parts.html.j2``. It gets filters for
-    numbers and times, and the functions `filters` by name.
+    numbers and times, and the functions `filters` as further Jinja filters, by name.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -61,7 +61,7 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
 
 def visible_json(text: str) -> str:
-    """Escape control and invisible characters in JSON lines as JSON does, so that values stay."""
+    """Escape control and invisible characters in JSON lines as JSON does, keeping the values."""
 
     def escape(char: str) -> str:
         return json.dumps(char)[1:-1] if char != "\x7f" else r"\u007f"

@@ -52,7 +52,7 @@ class Bars(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Histogram with vertical bars, and a title for each axis."""
+    """Histogram with vertical bars; `title` names the horizontal axis, `side` the vertical one."""
 
     bins: Sequence[tuple[float, float, int]]  # lower edge, upper edge and count
     title: str
@@ -81,7 +81,7 @@ class Section(NamedTuple):
 
 
 def sections_page(title: str, under: Iterable[str], sections: Iterable[Section]) -> str:
-    """Render sections as one HTML file without scripts, fonts or pictures from elsewhere.
+    """Return sections as one HTML page without scripts, fonts or pictures from elsewhere.
 
     The lines `under` are shown between the title and the sections.
     """
@@ -112,7 +112,7 @@ def annotates(report: Mapping[str, Any]) -> bool:
 class ReportPart:
     """Base class of additions to a job's report by a classifier, another stage, or a kind of job.
 
-    It reads only the metadata in the output, so that a report can be written again.
+    A part reads only the metadata in the job's output, so that the report can be written again.
     """
 
     # Descriptions of reasons to drop rows, added to `gpuclassify.mapping.stage_counts.REASONS`.
@@ -124,7 +124,7 @@ class ReportPart:
         """Return values to add to ``report.json``, by name; empty if there is nothing to add.
 
         `directory` is the `Store` of the output, `job` the content of its ``job.json``, and
-        `stages` the row counts of the job, by stage.
+        `stages` the row counts of each stage of the job, such as a classifier, by the stage's name.
         """
         return {}
 
