@@ -243,8 +243,8 @@ def match_groups(
     documents. Documents in the mask `is_fixed`, bool (documents,), such as documents of an earlier
     corpus, stay without comparison. Similar means a similarity of at least `threshold`. The
     `measure` divides the shared n-grams by the n-grams of both documents together ("jaccard"), or
-    of the document that would go ("containment"). With "containment", a longer text that contains
-    the document is missed more often, the longer it is.
+    of the document that would go ("containment"). With "containment", sketches miss a longer text
+    that contains the document more often, the longer it is.
     """
     check_choice("measure", measure, ("jaccard", "containment"))
     counts = len(sets.offsets) - 1, int(starts[-1]), len(is_fixed)
@@ -319,7 +319,7 @@ def _part(table, documents):
 
 @compiled
 def _slots(documents):
-    slots = 1  # a power of two; half of the slots stay free
+    slots = 1  # a power of two; at least half of the slots stay free
     while slots < 2 * (_SKETCH_HASHES + 1) * documents:
         slots *= 2
     return slots

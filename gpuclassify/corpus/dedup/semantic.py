@@ -282,9 +282,10 @@ def to_clusters(
 ) -> pd.DataFrame:
     """Add the cluster of each embedding, and whether it is near the cluster's border.
 
-    Columns are ``key`` (int64, equal within a cluster and value of `by`) and ``near_border`` (bool:
-    whether near-duplicates at `threshold` may be in another cluster). The columns ``number`` and
-    ``within`` are dropped.
+    `embeddings` are results of `embedding_frame`, and `centroids` of `find_centroids`. New columns
+    are ``key`` (int64, equal within a cluster and value of `by`) and ``near_border`` (bool: whether
+    near-duplicates at `threshold` may be in another cluster). The columns ``number`` and ``within``
+    are dropped.
     """
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
     clusters, _, borders = assign(vectors, centres)
