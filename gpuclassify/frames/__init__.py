@@ -2,8 +2,8 @@
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
 `string_dtype`, `texts`, `text_array`, `text_digests`, `list_array`, `with_columns`, `take_rows`,
-`without_views` and `with_views`; cudf's also has `text_minhashes`. Mappers' new columns travel
-between them as Arrow arrays; the Arrow field determines the column's dtype on each backend:
+`without_views` and `with_views`; cudf's also has `text_minhashes`. Mappers pass new columns to a
+backend as Arrow arrays; the Arrow field determines the column's dtype on each backend:
 
 ====================  ==============================  ==============================
 Arrow field           pandas                          cudf
@@ -21,7 +21,7 @@ bool                  boolean                         bool with a null mask
 bool, not nullable    bool                            bool
 ====================  ==============================  ==============================
 
-The array may also be a DictionaryArray of the field's type: both backends look the values up.
+The array may also be a DictionaryArray with values of the field's type; both backends decode it.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ class LazyFrame(Protocol):
     def __getitem__(self, key: object) -> Any: ...
 
     def map_partitions(self, func: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Return a Dask object of the results of `func` for each partition, computed later.
+        """Return a lazy Dask object with the results of `func` for each partition.
 
-        `func` gets the partition, `arguments` and `settings`; Dask reads some of the `settings`
-        itself.
+        `func` gets the partition, `arguments` and `settings`, except settings that Dask reads
+        itself, such as ``meta``.
         """
 
 
 def cut_text(text: Any, max_chars: int | None) -> Any:
-    """Return a text cut to `max_chars` characters; None cuts nothing.
+    """Truncate a text, or both texts of a pair (a tuple), to `max_chars` characters.
 
-    Of a pair, a tuple of two texts, both are cut.
+    None is no limit.
     """
     return text[:max_chars] if isinstance(text, str) else tuple(part[:max_chars] for part in text)
 
@@ -149,9 +149,10 @@ def backend_of(frame: object) -> ModuleType:
 
 
 def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) -> Any:
-    """Return a pandas frame of a text or list of texts, the same in each of the `columns`.
+    """Return a pandas frame that has the given text, or list of texts, in each of the `columns`.
 
-    So mappers also take plain texts. Raises TypeError if an element is neither a str nor None.
+    Mappers use it to accept plain texts instead of a frame. Raises TypeError if an element of the
+    list is neither a str nor None.
     """
     import pandas as pd
 
@@ -166,9 +167,9 @@ def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) ->
 
 
 def import_cudf() -> Any:
-    """Return the module cudf, imported on demand.
+    """Import cudf and return the module.
 
-    Without cudf, raises ModuleNotFoundError with the command that installs it.
+    Raises ModuleNotFoundError, with the command that installs cudf, if it is missing.
     """
     try:
         return importlib.import_module("cudf")

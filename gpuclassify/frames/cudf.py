@@ -40,30 +40,30 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
-    """Return the dtype for new string columns: that of `column` if it is pandas' `StringDtype`.
+    """Return the dtype for new string columns.
 
-    For any other column, it is None, which means cudf's default.
+    It is the dtype of `column` if that is a pandas `StringDtype`, else None, which means cudf's
+    default.
     """
     dtype = frame[column].dtype
     return dtype if isinstance(dtype, pd.StringDtype) else None
 
 
 def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
-    """Return the strings of `column`, cut to `max_chars` characters on the GPU; None where null.
-
-    They go through Arrow, which first brings back a column that cudf has spilled to the host:
-    libcudf's ``Column.to_pylist`` would read freed memory. Arrow's conversion costs little more
-    than the copy: 0.23 microseconds were measured for a text of 100 characters.
-    """
+    """Return the strings of `column`, cut to `max_chars` characters on the GPU; None where null."""
     series = text_series(frame, column, max_chars)
+    # Arrow's conversion first copies a column back that cudf has spilled to the host; libcudf's
+    # ``Column.to_pylist`` would read freed memory. The conversion costs little more than the
+    # copy: 0.23 microseconds were measured for a text of 100 characters.
     return [None] * len(frame) if series is None else series.to_arrow().to_pylist()
 
 
 def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cudf.Series | None:
     """Return the strings of `column` as a Series on the GPU, cut to `max_chars` characters.
 
-    Returns None for a partition without strings, whose column may have been read as any type.
-    Raises TypeError if the column holds values of another type.
+    None is returned if the column is of another dtype and has only nulls or no rows, because a
+    partition without strings may have been read as any dtype. Raises TypeError if a column of
+    another dtype holds values.
     """
     series = frame[column]
     if isinstance(series.dtype, cudf.CategoricalDtype):
@@ -131,16 +131,17 @@ def with_columns(
     """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
     `columns` has the arrays by column name, `schema` the columns' Arrow types, and `string_dtype`
-    is the dtype for strings, None for cudf's default. Columns go through libcudf, because the
-    Series constructor would turn NaN into null. They are assigned under a RangeIndex: cudf aligns
-    an assigned Series by label, which loses NaN labels and refuses duplicates.
+    is the dtype for strings, None for cudf's default. Values are assigned by position, not aligned
+    by index label.
     """
     result = frame.copy(deep=False)
+    # cudf aligns an assigned Series by label, which loses NaN labels and refuses duplicates.
     result.index = cudf.RangeIndex(len(frame))
     for name, array in columns.items():
-        if _has_fields(array.type):  # libcudf's columns lack names of fields
+        if _has_fields(array.type):  # libcudf's columns have no field names
             result[name] = cudf.Series.from_arrow(array)
         else:
+            # Converted by libcudf, because the Series constructor would turn NaN into null.
             series = cudf.Series.from_pylibcudf(_device_column(array), {"name": name})
             is_text = string_dtype is not None and isinstance(series.dtype, pd.StringDtype)
             result[name] = series.astype(string_dtype) if is_text else series
@@ -168,10 +169,6 @@ def _has_fields(kind: pa.DataType) -> bool:
 
 
 def _device_column(array: pa.Array | pa.ChunkedArray) -> pylibcudf.Column:
-    """Return an Arrow array as a column on the GPU.
-
-    The values of a DictionaryArray are looked up there.
-    """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if not pa.types.is_dictionary(array.type):

@@ -1,4 +1,4 @@
-"""Dask frames: made of plain frames or delayed partitions, and reduced as a tree."""
+"""Make Dask frames from plain frames or delayed partitions, and reduce partitions in a tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
     """Return a pandas, cudf or Dask frame as a Dask frame.
 
-    A Dask frame keeps its partitions. A frame of pandas or cudf becomes the only partition. Raises
+    A Dask frame keeps its partitions. A pandas or cudf frame becomes the only partition. Raises
     TypeError for any other object.
     """
     import dask.dataframe as dd
@@ -42,17 +42,17 @@ def from_parts(
     """
     import dask.dataframe as dd
 
-    with dask.config.set({"dataframe.convert-string": False}):  # it would change object columns
+    with dask.config.set({"dataframe.convert-string": False}):  # conversion changes object columns
         return dd.from_delayed(parts, meta=meta, divisions=divisions, verify_meta=False)
 
 
 def reduce_tree(
     join: Callable[[list[Any]], Any], parts: Sequence[Delayed], fan_in: int = 8
 ) -> Delayed:
-    """Return a delayed object that combines several, in a tree of tasks; no task gets all objects.
+    """Combine delayed objects in a tree of tasks, so that no task gets all of them.
 
-    ``join(objects)`` combines at most `fan_in` neighbouring objects, or earlier results of `join`,
-    in the order of `parts`. A single part is returned as it is.
+    ``join(objects)`` combines up to `fan_in` neighbouring objects, in the order of `parts`, into
+    one object of the same kind. Returns the delayed result; a single part is returned as it is.
     """
     call = dask.delayed(join, pure=True)
     while len(parts) > 1:

@@ -35,9 +35,10 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: pd.DataFrame, column: str) -> Any:
-    """Return the dtype for new string columns: that of `column` if it is a string dtype.
+    """Return the dtype for new string columns.
 
-    For any other column, such as Python objects or categories, it is pandas' default ``str``.
+    It is the dtype of `column` if that is a string dtype. For any other column, such as Python
+    objects or categories, it is pandas' default ``str``.
     """
     dtype = frame[column].dtype
     return dtype if _is_arrow_text(dtype) else pd.Series([], dtype="str").dtype
@@ -141,7 +142,7 @@ def without_views(frame: pd.DataFrame) -> pd.DataFrame:
 
     Most pandas functions refuse columns of views.
     """
-    return _converted(frame, {name: _without_views(kind) for name, kind in _views(frame).items()})
+    return _converted(frame, {name: plain_type(kind) for name, kind in _views(frame).items()})
 
 
 def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
@@ -154,18 +155,12 @@ def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _views(frame: pd.DataFrame) -> dict[Any, pa.DataType]:
-    """Map the name of each column with Arrow's views (string_view), nested or not, to its type."""
     dtypes = frame.dtypes.items()
     kinds = {name: d.pyarrow_dtype for name, d in dtypes if isinstance(d, pd.ArrowDtype)}
     return {name: kind for name, kind in kinds.items() if "_view" in str(kind)}
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    return plain_type(kind) if "_view" in str(kind) else kind
-
-
 def _converted(frame: pd.DataFrame, kinds: Mapping[Any, pa.DataType]) -> pd.DataFrame:
-    """Return the frame with some columns cast to the Arrow types in `kinds`, given by name."""
     columns = {name: _as_arrow(frame[name], kind) for name, kind in kinds.items()}
     return frame.assign(**columns) if columns else frame
 

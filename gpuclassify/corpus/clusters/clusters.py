@@ -350,10 +350,6 @@ class AssignClusters(Declared, RowWiseMap):
 
 
 def _check_column(frame: Frame, embedding_field: str) -> None:
-    """Raise ValueError unless a frame has the column, TypeError unless it has lists of numbers.
-
-    The frame may have no rows.
-    """
     columns = [*map(str, frame.columns)]
     check_is_there(embedding_field, columns, "embedding_field", "column of embeddings")
     unit_vectors(frame.iloc[:0], embedding_field)
@@ -364,11 +360,7 @@ def _encoded(centroids: np.ndarray) -> str:
 
 
 def _sample_partition(frame: Frame, embedding_field: str, size: int) -> pd.DataFrame:
-    """Return the `size` distinct embeddings of a partition that have the smallest hashes.
-
-    The columns are "number", the hash, and "embedding", the vector of length 1 as bytes.
-    """
     vectors, _ = unit_vectors(frame, embedding_field)
-    # The number by which vectors are sampled is a hash of the vector's bytes.
+    # Vectors are sampled by a hash of their bytes, so that equal vectors count once.
     rows = pd.DataFrame({"number": md5_digests(vectors)[:, 0], "embedding": pack(vectors)})
     return take_sample([rows], size)

@@ -40,10 +40,11 @@ class Assigned(NamedTuple):
 def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Return a column's embeddings scaled to length 1, and a mask of the rows that have one.
 
-    They are float32 (embeddings, width), without rows of null or of zeros only, and bool (rows,).
-    The width is 0 if all rows are null. The column has lists of numbers of equal length: Arrow
-    lists of any kind, or objects that Arrow converts to lists. Raises TypeError for other columns,
-    and ValueError for lists of different lengths, empty lists and numbers that are not finite.
+    The embeddings are float32 (embeddings, width), without null and all-zero rows, and the mask is
+    bool (rows,). The width is 0 if all rows are null. The column has lists of numbers of equal
+    length: Arrow lists of any kind, or objects that Arrow converts to lists. Raises TypeError for
+    other columns, and ValueError for lists of different lengths, empty lists and numbers that are
+    not finite.
     """
     lists = backend_of(frame).list_array(frame, column)
     if not _holds_numbers(lists.type):
@@ -193,11 +194,9 @@ def assign(vectors: np.ndarray, centroids: np.ndarray) -> Assigned:
 
 
 def _decide(points: Any, centres: Any, best: Any, nearest: Any, rows: Any) -> None:
-    """Sort the candidates (nearest centroids) of some vectors by distance in float64, in place.
+    """Sort the candidates of the vectors `rows` by distance in float64, in place.
 
-    Arguments are tensors: vectors in `points` (vectors, width), `centres` (centroids, width),
-    scores in `best` and indices of centroids in `nearest`, both (vectors, candidates), and in
-    `rows` the indices of the vectors to change.
+    `best` has their scores, and `nearest` the centroids' indices, both (vectors, candidates).
     """
     candidates = nearest[rows].sort(dim=1).values  # the lowest index comes first in a tie
     differences = points[rows, None].double() - centres[candidates].double()

@@ -255,10 +255,6 @@ class ItemIndex:
         return digest
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the index by file name, such as ``keys.npy``.
-
-        The texts of each column of `items` are two arrays, UTF-8 bytes and offsets.
-        """
         arrays = self.ngrams._asdict()
         for name in ITEM.names:
             data, offsets = buffers(self.items[name].combine_chunks())
@@ -337,7 +333,7 @@ def _digest_of(digests: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
-    """Open and check the index in a folder; the last four are cached by the arguments.
+    """Open and check the index in a folder; the last four are cached.
 
     `content` is ``index.json``, and `stamp` changes when a local folder is modified.
     """
@@ -361,11 +357,7 @@ def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
 
 
 def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
-    """Return a local folder with an index's files, closed to writing by other users.
-
-    That is `store` itself, or else a folder of this user, to which the files are copied. `about` is
-    the index's ``index.json``, with the SHA-256 of each file. Raises ValueError for damaged files.
-    """
+    """Return `store` if it is local and only this user can write it, else a private local copy."""
     if isinstance(store, LocalStore):
         paths = [store.root, *map(store.path, about["files"])]
         if all(map(is_only_mine, paths)):
@@ -385,10 +377,7 @@ def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
 
 
 def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
-    """Map an index's array from the file `name` into memory, and return it, read-only.
-
-    Raises ValueError if the file's SHA-256 is not `digest`, or its dtype or shape is wrong.
-    """
+    """Map the array in the file `name` into memory, after checking its SHA-256, dtype and shape."""
     content = pa.memory_map(folder.path(name)).read_buffer()
     if hashlib.sha256(content).hexdigest() != digest:
         raise _unsound(folder, f"{name} is not as it was written")
@@ -401,7 +390,6 @@ def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
 
 
 def _header(dtype: np.dtype, count: int) -> bytes:
-    """Return the bytes of a ``.npy`` file that precede the `count` numbers of an array."""
     header = io.BytesIO()
     form = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(header, form)
@@ -409,10 +397,6 @@ def _header(dtype: np.dtype, count: int) -> bytes:
 
 
 def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray:
-    """Return the texts with these UTF-8 bytes and offsets (texts + 1,), without copying.
-
-    Raises ArrowInvalid for invalid offsets or UTF-8.
-    """
     parts = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     texts = pa.Array.from_buffers(pa.large_string(), max(0, len(offsets) - 1), parts)
     texts.validate(full=True)
@@ -420,11 +404,9 @@ def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray
 
 
 def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each array of an index, and whether its values are valid.
+    """Yield the name of each array of an index, and whether it agrees with those yielded before.
 
-    They are valid if they agree with the arrays that are yielded before. The check is needed
-    because compiled code checks no bounds, and searches the hash table up to an empty slot. Raises
-    ArrowInvalid if the words are invalid UTF-8.
+    Needed because compiled code checks no bounds, and searches the hash table up to an empty slot.
     """
     ngrams, count, items = index.ngrams, len(index.ngrams.keys), len(index.items)
     widths = np.append(ngrams.settings[2:], ngrams.settings[1:2])
@@ -495,8 +477,7 @@ def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ng
     """Return the arrays of an index for test items, given as normalized words.
 
     `data` has the words of all items as UTF-8 bytes, each followed by a space, and `offsets` the
-    byte offsets of the items and of the end. N-grams have `n` words; `key_bits` is a bit mask of
-    their hash keys. Raises ValueError if `data` has 4 GB or more.
+    byte offsets of the items and of the end.
     """
     if len(data) >= MOST:
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
@@ -527,15 +508,11 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
 
 
 def _slot_count(entries: int) -> int:
-    """Return the hash table size for this number of entries: a power of two, not over 2/3 full."""
-    return 1 << max(4, (3 * entries // 2).bit_length())
+    return 1 << max(4, (3 * entries // 2).bit_length())  # a power of two, not over 2/3 full
 
 
 def _frozen(ngrams: Ngrams) -> Ngrams:
-    """Return the same arrays as read-only views, so that numba compiles for one type only.
-
-    Arrays mapped from files are read-only, too.
-    """
+    # Read-only, like arrays mapped from files, so that numba compiles for one type only.
     frozen = [np.ascontiguousarray(array).view() for array in ngrams]
     for array in frozen:
         array.setflags(write=False)
@@ -543,10 +520,7 @@ def _frozen(ngrams: Ngrams) -> Ngrams:
 
 
 def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
-    """Compute an index's hash table and two Bloom filters from its other arrays.
-
-    Returns the three arrays by field name: ``slots``, ``bits`` and ``short_bits``.
-    """
+    """Compute an index's hash table and Bloom filters, by field name, from its other arrays."""
     keys, is_short = ngrams.keys, ngrams.widths < int(ngrams.settings[1])
     slots = np.full(_slot_count(len(keys)), _EMPTY)
     _fill_slots(keys, slots)
@@ -563,10 +537,10 @@ def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
 
 @compiled
 def _all_words(data, starts, table):
-    """Normalize texts, given as UTF-8 bytes `data` and byte offsets `starts` (texts + 1,).
+    """Normalize the words of texts, given as UTF-8 bytes `data` and byte offsets `starts`.
 
-    `table` are the `Characters`. Returns the words of all texts as bytes, each word followed by a
-    space; the byte offset of each text in them and of the end; and each text's number of words.
+    Returns the words as bytes, each followed by a space; the byte offset of each text in them, and
+    of the end; and each text's number of words.
     """
     content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
     offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
@@ -585,13 +559,10 @@ def _all_words(data, starts, table):
 
 @compiled
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
-    """Assign numbers to the distinct n-grams of all items, in order of appearance.
+    """Assign numbers to distinct n-grams in order of appearance; fill the hash table `slots`.
 
-    `text` and `starts` are the words of all items and their byte offsets, `sums` the prefix sums of
-    the words' hashes, and `bounds` the index of each item's first word, and of the end. `slots` is
-    an empty hash table, which is filled. `positions` is the number of n-grams with repetitions.
-    Returns the number of the n-gram at each position, and key, first word and width of each
-    distinct n-gram. N-grams with equal keys are compared word by word.
+    `bounds` has the index of each item's first word, and of the end. Returns the number of the
+    n-gram at each position, and key, first word and width of each distinct n-gram.
     """
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
     first_words, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
@@ -624,11 +595,7 @@ def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
 
 @compiled
 def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
-    """Return whether two sequences of `width` words have equal bytes.
-
-    They begin at `word` in `text`, and at `other_word` in `other_text`. `starts` and `other_starts`
-    are the byte offsets of the words in these texts.
-    """
+    """Return whether two sequences of `width` words have equal bytes."""
     begin, end = np.int64(starts[word]), np.int64(starts[word + width])
     shift = np.int64(other_starts[other_word]) - begin
     if np.int64(other_starts[other_word + width]) - shift != end:
@@ -657,11 +624,7 @@ def _fill_bits(keys, bits):
 
 @compiled
 def _keys_at(first_words, width, text, starts, key_bits, table):
-    """Return the hash keys of the n-grams of `width` words that begin at `first_words`.
-
-    `first_words` are indices of words in `text`, whose byte offsets are `starts`. `table` are the
-    `Characters`, and `key_bits` is the bit mask of keys.
-    """
+    """Return the hash keys of the n-grams of `width` words that begin at `first_words`."""
     keys, room, power = np.empty(len(first_words), np.uint64), new_words(0), power_of(width)
     for number in range(len(first_words)):
         word = np.int64(first_words[number])
@@ -677,7 +640,7 @@ def _block(key, bits):
 
 @compiled
 def _mask(key):
-    """Return a uint64 with the three bits that a hash key sets in its block of a Bloom filter.
+    """Return the three bits that a key sets in its block of a Bloom filter, uint64.
 
     They are in one block of 64 bits, so that memory is read only once.
     """
@@ -689,11 +652,7 @@ def _mask(key):
 
 @compiled
 def _find_hits(data, starts, table, ngrams):
-    """Find the indexed n-grams in texts by hash keys, and compare them word by word.
-
-    `data` and `starts` are the UTF-8 bytes of the texts and their offsets, `table` the
-    `Characters`, and `ngrams` the `Ngrams` to find. Returns the four arrays of `Hits`.
-    """
+    """Find n-grams in texts by hash key, then compare word by word; return the arrays of `Hits`."""
     hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
     room, proposed = new_words(0), np.empty(0, np.int64)
     for text in range(len(starts) - 1):
@@ -715,17 +674,13 @@ def _find_hits(data, starts, table, ngrams):
 
 @compiled
 def _propose(sums, words, width, key_bits, bits, proposed):
-    """Find the words of a text whose n-gram of `width` words passes the Bloom filter `bits`.
+    """Write the words whose n-gram of `width` words passes the Bloom filter `bits` to `proposed`.
 
-    `sums` are the prefix sums of the hashes of the text's words, whose number is `words`;
-    `key_bits` is the bit mask of keys. Writes the words' indices to `proposed`, and returns the
-    number of them. They are candidates, which `_decide` looks up in the hash table.
-
-    Keys, filter and hash table are separate loops, so that many memory accesses are in flight at
-    once.
+    Returns the number of these candidates, which `_decide` looks up in the hash table.
     """
     power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
     positions = np.uint64(max(0, words - width + 1))
+    # Keys, filter and hash table are separate loops, so that many memory accesses are in flight.
     for word in range(positions):
         keys[word] = ngram_key(sums, word, width, power) & key_bits
     for word in range(positions):
@@ -740,9 +695,8 @@ def _propose(sums, words, width, key_bits, bits, proposed):
 def _decide(proposed, width, words, room, ngrams, text, hits, count):
     """Look up a text's n-grams at the words `proposed` in the index; append those found to `hits`.
 
-    The n-grams have `width` words. The text has the row `text`, and `words` words, which are in the
-    buffers `room` of `read_words`. `hits`, int64 (4, capacity), has the arrays of `Hits` as rows,
-    of which `count` columns are in use. Returns the new count, and `hits`, or a larger copy of it.
+    `room` has the text's buffers of `read_words`, and `count` columns of `hits` are in use. Returns
+    the new count, and `hits` or a larger copy.
     """
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
     for word in proposed:

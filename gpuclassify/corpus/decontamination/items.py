@@ -34,7 +34,7 @@ class Fields:
     """
 
     texts: tuple[str, ...]
-    are_joined: bool  # whether all texts of a row are one item
+    are_joined: bool
     row_id: str | None
 
     def find_columns(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
@@ -100,7 +100,6 @@ class ItemFiles:
         }
 
     def _files(self) -> list[InputFile]:
-        """List the files that match the paths and patterns, each once."""
         files = {file.path: file for path in self.paths for file in find_files([path], {})}
         return [*files.values()]
 
@@ -127,10 +126,9 @@ class ItemFiles:
             pass
 
     def _columns(self, fields: Fields) -> Iterator[tuple[str, str, list[str], str | None]]:
-        """Yield a tuple for each file: path, benchmark name, text columns, and id column or None.
+        """Yield each file's path, benchmark name, text columns, and id column or None.
 
-        `fields` names the columns. The benchmark's name is the file's, or its path if that is not
-        unique.
+        The benchmark is named after the file, or after its path if file names repeat.
         """
         paths = [file.path for file in self._files()]
         names = [posixpath.basename(redacted(path)) for path in paths]
@@ -153,9 +151,9 @@ class ItemFrame:
 
     @classmethod
     def of(cls, frame: Any) -> ItemFrame:
-        """Convert a pandas or cudf frame of test items.
+        """Make an `ItemFrame` from a pandas or cudf frame of test items.
 
-        Raises TypeError for a Dask frame, so that nothing is computed.
+        Raises TypeError for a Dask frame, which would have to be computed.
         """
         import pandas as pd
 

@@ -103,8 +103,8 @@ class DecontaminateFiles(Pipeline):
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> None:
         """Build and save the index of test items, unless the output has an undamaged one.
 
-        N-grams in too many documents of a sample are left out. `steps` reports the progress.
-        `is_done` says whether all documents are written; the index is built in either case.
+        N-grams in too many documents of a sample are left out. `steps` reports progress to the
+        user. `is_done` is not used: a missing index is also built if all documents are written.
         """
         directory = job.directory
         folder = directory.below(INDEX)
@@ -113,7 +113,7 @@ class DecontaminateFiles(Pipeline):
             return
         if folder.has(ABOUT):
             logger.warning("%s is not as it was written, and is built again", folder)
-        folder.remove(ABOUT)  # first, so that a half removed index is none
+        folder.remove(ABOUT)  # first: without it, a half-removed index is invalid
         directory.remove_folder(INDEX)
         steps.begin("index of test items")
         mapper = self.mapper
@@ -140,10 +140,6 @@ class DecontaminateFiles(Pipeline):
         ]
 
     def _sample(self, job: RecipeJob) -> pa.LargeStringArray:
-        """Draw `sample_rows` texts from the whole input, to find boilerplate.
-
-        Empty if the input has no rows.
-        """
         if (frame := job.sample(self.sample_rows)) is None:
             return pa.array([], pa.large_string())
         return backend_of(frame).text_array(frame, self.mapper.text_field)

@@ -274,7 +274,7 @@ class Decontaminate(Declared, RowWiseMap):
         return self.cut_field if self.cut_field == self.text_field else None
 
     def prepare(self) -> None:
-        """Build the index of test items in its folder, unless an undamaged one is there."""
+        """Build the index of test items in its folder, unless the folder has an undamaged one."""
         if "_folder" not in vars(self):
             self._set("_folder", self._built())
 
@@ -303,7 +303,6 @@ class Decontaminate(Declared, RowWiseMap):
         return replace(index, about={**index.about, **self._index_settings()})
 
     def _index_settings(self) -> dict[str, Any]:
-        """Return the settings that change an index, as JSON values by name, to compare."""
         settings = {name: getattr(self, name) for name in INDEX_SETTINGS if name != "ignore"}
         return settings | {"against_field": [*self.against_field]}
 
@@ -346,7 +345,8 @@ class Decontaminate(Declared, RowWiseMap):
 
     def _key(self) -> str:
         """Return the SHA-256 of test items and index settings, which names the index's folder."""
-        if "_items" not in vars(self):  # pickled, because files must not change during a run
+        # The digest is pickled with the mapper, because files must not change during a run.
+        if "_items" not in vars(self):
             saved = self.saved
             identity = (
                 self.against.identity()
@@ -461,20 +461,13 @@ def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
 
 
 def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.ListArray:
-    """Group values into a list for each document, null where `is_null`, bool (documents,).
-
-    `documents` has the row of each value's document, ascending.
-    """
+    """Group values into a list for each document; `documents` has their rows, ascending."""
     sizes = np.bincount(documents, minlength=len(is_null))
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))
 
 
 def _cut(texts: pa.LargeStringArray, passages: Spans, margin: int) -> pa.Array:
-    """Return texts without the passages, and without `margin` characters on both sides of each.
-
-    The remaining pieces of a text are joined by newlines.
-    """
     cut = [remove_passages(texts[row].as_py(), spans, margin) for row, spans in passages.by_text()]
     is_cut = passages.counts > 0
     return pc.replace_with_mask(texts, pa.array(is_cut), pa.array(cut, texts.type))

@@ -88,11 +88,7 @@ def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin:
 
 
 def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the test items that contain each of these n-grams.
-
-    Returns the pairs as two arrays, int64 (pairs,): positions in `ngrams`, ascending, and indices
-    of the items.
-    """
+    """Return pairs of position in `ngrams`, ascending, and index of an item with the n-gram."""
     starts = index.ngrams.owner_starts.astype(np.int64, copy=False)
     sizes = starts[ngrams + 1] - starts[ngrams]
     rows = np.repeat(np.arange(len(ngrams)), sizes)
@@ -104,9 +100,8 @@ def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def _character_offsets(data, starts, documents, begins, ends):
     """Convert byte offsets of passages in UTF-8 texts to character offsets.
 
-    `data` and `starts` are the bytes of all texts, and the byte offset of each. A passage is in the
-    text `documents[i]`, from byte `begins[i]` to `ends[i]` of that text; passages are sorted, and
-    do not overlap. Returns two arrays, int64 (passages,), with the starts and ends in characters.
+    Passage i is in the text `documents[i]`, from byte `begins[i]` to `ends[i]` of that text;
+    passages are sorted, and do not overlap.
     """
     first, last = np.empty(len(begins), np.int64), np.empty(len(begins), np.int64)
     at, count, document = 0, 0, -1

@@ -40,7 +40,6 @@ class ItemOutcomes(TextOutcomes):
     ``worst`` has the examples by benchmark, as pairs of overlap, and passage and item on two lines.
     """
 
-    # Overlap, and a text with lines of passage and item, by benchmark.
     worst: dict[str, list[list[Any]]] = field(kw_only=True)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
@@ -99,10 +98,9 @@ def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[
 
 
 def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
-    """Group sets of matches by the benchmark of their item.
+    """Yield each benchmark in the first set of matches, with its matches in each set.
 
-    First yields "" and all matches of each set, then, for each benchmark in the first set, its name
-    and its matches in each set.
+    First yields "" with all matches.
     """
     yield ("", *matches)
     sources = [
@@ -185,11 +183,7 @@ class ContaminationReport(ReportPart):
 
 
 def _index_counts(directory: Store) -> dict[str, Any]:
-    """Read counts of items and boilerplate from the index in an output directory.
-
-    Returns ``sources`` (counts by benchmark), ``boilerplate`` (number and examples of ignored
-    n-grams by reason) and ``digest``. Without a readable index they are {}, {} and None.
-    """
+    """Read counts of items and boilerplate from the index in an output directory."""
     try:
         about = unsealed(directory.read(f"{INDEX}/{ABOUT}")) or {}
         return {
@@ -208,10 +202,7 @@ def _index_counts(directory: Store) -> dict[str, Any]:
 
 
 def _blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return the page's tables of items found, by benchmark and by threshold, and the `appendix`.
-
-    `found` is the entry ``contamination`` of ``report.json``.
-    """
+    """Return tables of items found, and the `appendix`; `found` is an entry of ``report.json``."""
     items, falls = [], found["falls"]
     for name, counts in found["benchmarks"].items():
         most = ", ".join(f"{item} ({documents:,})" for item, documents in counts["most"])
@@ -244,10 +235,7 @@ def _blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def _worst(groups: Mapping[str, Any]) -> Section:
-    """Return a section with the worst passages of each benchmark, each next to its test item.
-
-    `groups` has, by benchmark, pairs of the overlap and a text with passage and item on two lines.
-    """
+    """Return a section with the worst passages; `groups` has results of `worst_passages`."""
     blocks: list[Block] = []
     header = ("share", "document, from the passage on", "item")
     for benchmark, pairs in sorted(groups.items()):

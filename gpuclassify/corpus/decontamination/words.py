@@ -167,12 +167,9 @@ def power_of(width):
 
 @compiled
 def _fill_words(data, table, text, starts, hashes, begins, ends):
-    """Write a text's normalized words to buffers.
+    """Write a text's normalized words to the buffers of `new_words`.
 
-    `data` is the text as UTF-8 bytes, and `table` the `Characters`. The buffers are the words'
-    bytes, each word followed by a space (`text`), their offsets (`starts`), a hash of each word
-    (`hashes`), and the byte offsets in `data` at which words begin and end. Returns the number of
-    words, or -1 if a buffer is too small.
+    Returns the number of words, or -1 if a buffer is too small.
     """
     marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
     waiting, count, size, at = 0, 0, 0, 0
@@ -235,11 +232,7 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
 def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
     """Read words from the offset `at` of a text up to its next non-ASCII character.
 
-    `quick` is the ASCII table of `Characters`. `text`, `starts`, `hashes`, `begins` and `ends` are
-    the buffers of `_fill_words`, which have `count` words and `size` bytes so far. `word` is the
-    hash of the unfinished word, and `state` its kind. Returns new values of `at`, `count`, `size`,
-    `word` and `state`. To avoid unpredictable branches, the entries after the last word are
-    overwritten until the word ends.
+    Arguments are buffers and variables of `_fill_words`; returns new values of the last five.
     """
     one, stop, most = np.uint64(1), np.uint64(len(data)), np.uint64(len(starts) - _ROOM)
     at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # no sign tests
@@ -249,6 +242,8 @@ def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size
         if code == 0:
             break
         is_word = np.uint64(code != SPACE)
+        # The entries after the last word are overwritten until the word ends. A branch would be
+        # slower, because a processor could not predict it.
         text[size] = code
         size += is_word | in_word
         hashes[count] = word
@@ -273,10 +268,9 @@ def _end_word(word, text, size, starts, hashes, count):
 
 @compiled
 def _write(code, word, text, size):
-    """Write a code point as UTF-8 to the buffer `text` at the offset `size`.
+    """Write a code point as UTF-8 at the offset `size` of the buffer `text`.
 
-    Returns the hash of the word with this character, and the offset after it. `word` is the hash of
-    the word so far.
+    Returns the hash of the word with this character, and the offset after it.
     """
     if code < 0x80:
         text[size] = code

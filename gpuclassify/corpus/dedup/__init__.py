@@ -1,5 +1,5 @@
 """Exact, fuzzy and semantic deduplication of frames; read `duplicates.py` first, then `exact.py`.
 
-Documents get signatures, equal signatures make sets of candidates (`find_components` of each
-class), and `groups.py` decides which document of a set stays.
+Each document gets a signature. `find_components` of each class collects documents with equal or
+similar signatures in sets of candidates. `groups.py` decides which document of a set stays.
 """

@@ -36,15 +36,13 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def _cache_folder() -> str | None:
-    """Return NUMBA_CACHE_DIR, or a folder in the user's cache; None if it cannot be used.
-
-    numba runs what it reads from the cache, so that no other user may write to it.
-    """
+    """Return NUMBA_CACHE_DIR, or a folder in the user's cache; None if it cannot be used."""
     chosen: str = config.CACHE_DIR
     try:
         folder = Path(chosen or user_cache("numba"))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+        # No other user may write to the cache, because numba runs the code that it reads there.
         reason = "" if chosen or is_only_mine(folder) else f"other users can write to {folder}"
     except (OSError, RuntimeError) as err:  # there may be no home
         reason = str(err)

@@ -34,7 +34,8 @@ KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
 class Corpus:
     """Documents to deduplicate, and an earlier corpus to compare them with, as Dask frames.
 
-    Without an earlier corpus, ``earlier`` is None. Its partitions are numbered after the dataset's.
+    ``earlier`` is None if there is no earlier corpus. Its partitions are numbered after the
+    partitions of ``dataset``.
     """
 
     dataset: Any
@@ -102,9 +103,10 @@ def document_numbers(partition: int, rows: int) -> np.ndarray:
 
 
 def partitioning(partitions: int, rows: Any) -> Any:
-    """Combine the number of partitions and a partition's number of rows to one number.
+    """Combine the number of partitions and a partition's number of rows into one number.
 
-    `rows` may be an array or a Series. If the number differs later, so does the partitioning.
+    `rows` may be an array or a Series. The numbers are stored with positions of documents, to
+    detect a frame with other partitions.
     """
     return (partitions << ROW_BITS) + rows
 
@@ -120,7 +122,7 @@ def value_texts(values: pd.Series) -> np.ndarray:
 
 
 def _text_of(value: object) -> str | None:
-    if isinstance(value, date):  # times are dates, too, and a date is its midnight
+    if isinstance(value, date):  # datetimes are dates, and a date is its midnight
         time = pd.Timestamp(value)
         return (time if time.tz is None else time.tz_convert("UTC")).isoformat()
     if isinstance(value, timedelta):
@@ -154,10 +156,7 @@ def check_comparable(
 
 
 def _kind_of(dtype: Any) -> tuple[str, bool]:
-    """Return NumPy's letter for the kind of a dtype, and whether it is a time with a time zone.
-
-    All numbers have the kind "i". A categorical dtype has the kind of its categories.
-    """
+    """Return NumPy's letter for a dtype's kind ("i" for all numbers), and whether it has a zone."""
     if isinstance(dtype, pd.CategoricalDtype):
         dtype = dtype.categories.dtype
     kind = getattr(dtype, "kind", "")  # missing if there is no column
@@ -166,19 +165,20 @@ def _kind_of(dtype: Any) -> tuple[str, bool]:
 
 
 def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
-    """Move each row to the partition of the document that its column ``document`` numbers.
+    """Shuffle rows to the partition of their document, and make the column ``document`` the index.
 
-    There are `npartitions` partitions; the number becomes the index.
+    The column has document numbers, ``partition << 40 | row``. The result is a lazy frame of
+    `npartitions` partitions.
     """
     divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
     return frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
 
 
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
-    """Move rows with equal values of `column` to one partition.
+    """Shuffle rows, so that rows with equal values of `column` are in one partition.
 
-    Before, each `gathered` partitions are joined into one, because rows of keys are so small that
-    shuffling them in the partitions of the texts would spend most of the time on tasks.
+    First, every `gathered` partitions are joined into one. Rows of keys are so small that with as
+    many partitions as the texts have, most of the time would be spent on tasks.
     """
     fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
     return fewer.shuffle(column, shuffle_method=choose_shuffle())
@@ -187,7 +187,7 @@ def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> 
 def choose_shuffle() -> str | None:
     """Return Dask's shuffle method: None (the default) if a cluster is connected, else "tasks".
 
-    The latter shuffles in memory.
+    "tasks" shuffles in memory.
     """
     distributed = sys.modules.get("distributed")  # importing it takes longer than a small job
     if distributed is None:

@@ -122,7 +122,7 @@ class Duplicates(Declared, Public):
     max_group_size: int | None = setting(default=None, changes_results=False)
 
     public_names: ClassVar[tuple[str, ...]] = ("remove", "summarize")
-    has_similarity: ClassVar[bool] = False  # whether the result has a column of that name
+    has_similarity: ClassVar[bool] = False  # whether the result has a column "similarity"
     libraries: ClassVar[tuple[str, ...]] = ()  # packages that the class needs
 
     def check_together(self) -> None:
@@ -142,10 +142,10 @@ class Duplicates(Declared, Public):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Find sets of documents that may be duplicates of each other.
 
-        The lazy result has columns ``document`` and ``root`` (int64), both document numbers;
-        documents with equal roots are a set. With a column ``similarity``, the root is the document
-        that stays. ``keep(name, frame)`` is called for intermediate frames: it may write them to
-        files, and returns a frame to go on with.
+        The lazy result has columns ``document`` and ``root`` (int64), both document numbers
+        (``partition << 40 | row``). Documents with equal roots are a set. If there is a column
+        ``similarity``, the root is the document that stays. ``keep(name, frame)`` is called for
+        intermediate frames: it may write a frame to files, and returns the frame to go on with.
         """
 
     def __call__(
@@ -189,8 +189,8 @@ class Duplicates(Declared, Public):
         """Drop the duplicates that are not kept from `dataset`; nothing else changes.
 
         The result has the type of `dataset`, lazy for Dask. `against` is an earlier corpus of the
-        same type: its documents stay, and their duplicates in `dataset` go. Files are read once
-        more than for the result of a call. Raises TypeError or ValueError as a call does.
+        same type: its documents stay, and their duplicates in `dataset` go. Input files are read
+        once more than by `__call__`. Raises TypeError or ValueError as `__call__` does.
         """
         corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
         decisions = settings._approved(corpus)[["document", "keep", "is_earlier"]]
@@ -229,11 +229,12 @@ class Duplicates(Declared, Public):
         return corpus
 
     def with_ids(self, dataset: Any, against: Any = None) -> Self:
-        """Return these settings, with ``id`` as `id_field` if it is unset and the frames have ids.
+        """Return the settings with ``id`` as `id_field`, if it is unset and all frames have ids.
 
-        Ids are a column ``id`` of strings or integers. A plain frame's ids are also checked to be
-        unique; a lazy frame's are not, because nothing is computed. Raises ValueError if there are
-        no ids, and all names for a column of positions are in use.
+        Ids are a column ``id`` of strings or integers. In a plain frame they must also be unique
+        and not null; a lazy frame's values are not checked, because nothing is computed. Otherwise
+        the settings are returned unchanged, and positions identify documents. Raises ValueError if
+        the frame then has columns of both names for positions, ``id`` and ``position``.
         """
         frames = [getattr(frame, "_meta", frame) for frame in (dataset, against)]
         frames = [frame for frame in frames if frame is not None]
@@ -248,10 +249,6 @@ class Duplicates(Declared, Public):
         return self
 
     def _position_field(self, frame: Frame) -> str:
-        """Return the name of the result's column of documents' positions: ``id`` or ``position``.
-
-        Positions replace ids. Raises ValueError if the frame has columns of both names.
-        """
         for name in POSITIONS:
             if name not in frame.columns:
                 return name
@@ -262,12 +259,12 @@ class Duplicates(Declared, Public):
         )
 
     def decisions(self, corpus: Corpus, keep: Keep | None = None) -> dd.DataFrame:
-        """Decide which documents stay; return a lazy frame of all that may have duplicates.
+        """Decide which documents stay; return a lazy frame of all candidates for duplicates.
 
-        Its columns are those of `gpuclassify.corpus.dedup.groups.decide`, such as ``document``,
+        Its columns are described in `gpuclassify.corpus.dedup.groups.decide`, such as ``document``,
         ``group`` and ``keep``. ``keep(name, frame)`` is called for intermediate frames and the
-        result: it may write them to files, and returns a frame to go on with. Without it, nothing
-        is written.
+        result: it may write a frame to files, and returns the frame to go on with. If `keep` is
+        None, nothing is written.
         """
         keep = keep or (lambda name, frame: frame)
         components = self.find_components(corpus, keep)
@@ -286,10 +283,10 @@ class Duplicates(Declared, Public):
         return keep("decisions", moved.map_partitions(decide, meta=meta, **options))
 
     def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
-        """Return the columns of `decisions` for users, for documents in groups of two or more.
+        """Return the list of duplicates for users, lazily, from the result of `decisions`.
 
-        They are the id, ``group``, ``keep``, and depending on settings ``similarity``,
-        ``is_earlier`` and ``partitions``. The frame is lazy.
+        It has the documents in groups of two or more. Columns are the id, ``group``, ``keep``, and
+        depending on the settings ``similarity``, ``is_earlier`` and ``partitions``.
         """
         options: dict[str, Any] = {
             "id_name": self.id_field or self._position_field(corpus.dataset),
@@ -314,9 +311,10 @@ class Duplicates(Declared, Public):
         )
 
     def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
-        """Return delayed checks, which raise RepeatedIdsError if an id is null or occurs twice.
+        """Return delayed checks that raise RepeatedIdsError if an id is null or occurs twice.
 
-        Ids may occur in both corpora. Without `id_field`, there are no checks.
+        An id may occur once in the dataset and once in the earlier corpus. Without `id_field`, the
+        list is empty.
         """
         checks = []
         for frame in (corpus.dataset, corpus.earlier):
@@ -340,12 +338,15 @@ class Duplicates(Declared, Public):
         return [self.text_field, *filter(None, [self.by])]
 
     def mappers(self) -> list[PartitionMap]:
-        """Return the mappers that compute signatures, such as an embedder; else an empty list."""
+        """Return the mappers that compute signatures, such as an `Embedder`; empty if none do."""
         return []
 
     @property
     def input_fields(self) -> list[str]:
-        """Names of all columns to read; "length" is not one, unless the frame has it."""
+        """Names of all columns to read, without "length" in `keep_by`.
+
+        "length" is the length of the text, unless the frame has a column of that name.
+        """
         named = [self.id_field, self.source_field, *self.keep_by]
         others = [name for name in named if name not in (None, LENGTH)]
         return [*self.signature_fields, *map(str, others)]
@@ -359,11 +360,7 @@ class Duplicates(Declared, Public):
         return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
 
     def _approved(self, corpus: Corpus) -> dd.DataFrame:
-        """Return the lazy result of `decisions`, with checks of ids and of limits.
-
-        Computing it raises RepeatedIdsError if ids are not unique, or TooManyDuplicatesError if
-        `max_removed_share` or `max_group_size` is exceeded.
-        """
+        """Return the lazy result of `decisions`, which checks ids and limits when computed."""
         decisions = self.decisions(corpus)
         checks = self.refuse_repeated_ids(corpus)
         if self.max_removed_share is not None or self.max_group_size is not None:
@@ -449,14 +446,11 @@ def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
 
 
 def _has_ids(frame: Frame) -> bool:
-    """Return whether a frame has a column ``id`` of unique strings or integers, none of them null.
-
-    Dask's meta has no rows, so that only the type counts.
-    """
     if [*frame.columns].count(ID) != 1:
         return False
     ids = frame[ID]
     is_text = pd.api.types.is_string_dtype(ids.dtype) and ids.dtype != object
+    # Dask's meta has no rows, so that only the type counts.
     return (is_text or _is_number(ids)) and not ids.isna().any() and bool(ids.is_unique)
 
 

@@ -37,8 +37,8 @@ Measure = Literal["jaccard", "containment"]
 Unit = Literal["words", "characters"]
 Components = Literal["tree", "rounds"]
 BYTES_TO_JOIN = 160  # bytes of memory per row while forests are joined; a row has 16
-# A forest maps each document to the smallest document of its component. Edges are stored in no
-# other form, because joining the forests of parts gives the forest of the whole.
+# A forest maps each document to the smallest document of its component. Edges are stored only as
+# forests, because the forest of several forests is the forest of all their edges.
 FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
 _NEIGHBOURS = pd.DataFrame({"document": [], "neighbour": []}, dtype=np.int64)
 
@@ -213,9 +213,10 @@ def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
 
 
 def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
-    """Return the probability that two documents of this Jaccard similarity have an equal band.
+    """Return the probability that two documents of this Jaccard similarity agree in some band.
 
-    There are `bands` bands of `rows` hashes each. Arguments may be arrays: they are broadcast.
+    There are `bands` bands of `rows` hashes each, and all hashes of the band must be equal.
+    Arguments may be arrays: they are broadcast.
     """
     return 1 - (1 - np.power(similarity, rows)) ** bands
 
@@ -283,13 +284,12 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
     is_edge = (edges["document"] != edges["root"]).to_numpy()
     ends = edges.loc[is_edge, ["document", "root"]].to_numpy().T
     documents, positions = np.unique(ends, return_inverse=True)
-    # Equal bool edges are not summed.
+    # Values are bool, so that repeated edges are not summed.
     graph = coo_array((np.ones(ends.shape[1], bool), positions), shape=(len(documents),) * 2)
     count, components = connected_components(graph, directed=False)
     smallest = np.empty(count, np.int64)
-    smallest[components[::-1]] = documents[
-        ::-1
-    ]  # reversed, because the last value of an index wins
+    # Reversed, because the last value assigned to an index wins.
+    smallest[components[::-1]] = documents[::-1]
     roots = smallest[components]
     is_larger = documents > roots
     return pd.DataFrame({"document": documents[is_larger], "root": roots[is_larger]})
@@ -304,7 +304,7 @@ def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
 def join_forests(parts: list[Any], fan_in: int = 8, bytes_to_join: int = BYTES_TO_JOIN) -> Any:
     """Join delayed frames that link documents (columns ``document`` and ``root``) into one.
 
-    They are results of `forest`, which are joined `fan_in` at a time, in a tree reduction. The
+    `parts` are results of `forest`, and are joined `fan_in` at a time, in a tree reduction. The
     delayed result links each document to the smallest of its component in all frames. One worker
     holds it: 16 bytes for each document that is not a root, and `bytes_to_join` for each while
     joining. Computing it raises MemoryError if less is free.
@@ -345,14 +345,10 @@ def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
             return pairs.map_partitions(_settled_forest, meta=FOREST)
         edges = pairs.map_partitions(_large_star, meta=FOREST)
         edges = edges.shuffle("document", shuffle_method=method)
-        edges = edges.map_partitions(forest, meta=FOREST)  # the small stars of these documents
+        edges = edges.map_partitions(forest, meta=FOREST)  # small-star operation
 
 
 def _both_ways(edges: pd.DataFrame) -> pd.DataFrame:
-    """Return each edge (``document``, ``root``) in both directions.
-
-    Columns of the result are ``document`` and ``neighbour``.
-    """
     ends = edges[["document", "root"]].to_numpy()
     ends = np.concatenate([ends, ends[:, ::-1]])
     return pd.DataFrame({"document": ends[:, 0], "neighbour": ends[:, 1]})
@@ -363,11 +359,7 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_unsettled(pairs: pd.DataFrame) -> int:
-    """Count the documents that are linked to a smaller document and also to other documents.
-
-    `pairs` has columns ``document`` and ``neighbour``, with all rows of a document. `star_rounds`
-    ends when the count is 0.
-    """
+    """Count documents that are linked to a smaller document and to others; 0 ends `star_rounds`."""
     neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
     return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
 
@@ -378,11 +370,7 @@ def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Link each document's larger neighbours to the smallest of the document and its neighbours.
-
-    `pairs` has columns ``document`` and ``neighbour``, with all rows of a document. The result has
-    columns ``document`` and ``root``.
-    """
+    """Link each document's larger neighbours to the smallest of the document and its neighbours."""
     smallest = pairs.groupby("document")["neighbour"].transform("min")
     edges = pd.DataFrame(
         {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}

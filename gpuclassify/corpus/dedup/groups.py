@@ -20,15 +20,15 @@ VERIFIED_BYTES = 1 << 26  # texts verified at a time; n-grams take up to 8 bytes
 def take_members(
     frame: Any, partition: int, components: pd.DataFrame, settings: Any
 ) -> pd.DataFrame:
-    """Return a partition's documents that may have duplicates, with the columns to decide on them.
+    """Return a partition's candidates for duplicates, with the columns to decide which ones stay.
 
     `components` has the ``root`` of each candidate, and ``similarity`` if known; its index is the
     document number. `settings` is a `gpuclassify.corpus.dedup.duplicates.Duplicates`. The pandas
     result has the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and
     following (values of `keep_by`), ``source``, ``text`` (only its beginning if texts are not
-    compared), and ``partition_rows`` if ids are positions.
+    compared), and, if ids are positions, ``partition_rows`` (number of rows in the partition).
     """
-    # Roots may be repeated.
+    # A root may have several rows.
     components = components[~components.index.duplicated()].sort_index()
     documents = components.index.to_numpy()
     rows = frame.iloc[documents - (partition << ROW_BITS)]
@@ -71,16 +71,19 @@ def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
 
 
 def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> pd.DataFrame:
-    """Decide for whole sets of candidates which documents stay, and return a row for each document.
+    """Decide which documents of each set of candidates stay, and return a row for each document.
 
-    `members` are results of `take_members`, with all documents of each ``root``. Documents of
-    partitions from `own_partitions` on belong to an earlier corpus, and stay. `verification` has
-    the settings for comparing texts; without it every set is a group. Columns of the result are
-    ``document``, ``id``, ``group`` (smallest id in the group), ``keep`` (bool), ``similarity`` (to
-    the kept document), ``compared`` (number of comparisons), ``size`` (documents in the group),
-    ``near_border`` (documents near the border of a cluster, in one row per cluster),
-    ``is_earlier``, ``source``, ``beginning`` (of a kept text), and ``partition_rows`` if ids are
-    positions.
+    `members` are results of `take_members`, with all documents of each set (equal ``root``). With
+    a column ``similarity``, the root is the document that stays. Otherwise `verification` has the
+    settings for comparing texts; if it is None, each set is a group of duplicates. Documents of
+    partitions from `own_partitions` on belong to an earlier corpus, and stay.
+
+    Columns of the result are ``document``, ``id``, ``group`` (smallest id in the group, of an
+    earlier corpus only if no other is in it), ``keep`` (bool), ``similarity`` (float32, to the kept
+    document; NaN if not measured), ``compared`` (int8, number of comparisons with other texts),
+    ``size`` (int64, documents in the group), ``near_border`` (documents near the border of a
+    cluster, in one row per cluster), ``is_earlier``, ``source``, ``beginning`` (of a kept text),
+    and ``partition_rows`` if ids are positions.
     """
     members = ranked(members, own_partitions, "root")
     root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()
@@ -102,32 +105,28 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
     return pd.DataFrame(
         {
             **members[["document", "id", *by_position]],
-            # The smallest id that is not of the earlier corpus.
             "group": members["id"].take(_smallest(members["id"], kept, is_earlier)).array,
             "keep": kept == rows,
-            "similarity": similarity,  # float32, to the kept document; NaN if not measured
-            "compared": compared,  # int8, number of comparisons with other texts
-            "size": sizes[kept],  # int64, documents in the group
-            # Number of documents near the border of a cluster, in one row per cluster.
+            "similarity": similarity,
+            "compared": compared,
+            "size": sizes[kept],
             "near_border": members.get("near_border", 0),
             "is_earlier": is_earlier,
             "source": members["source"],
-            # Beginning of a kept text, without leading white space.
             "beginning": beginnings.where(kept == rows, ""),
         }
     )
 
 
 def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
-    """Return the index of the row with the smallest id in each row's group, int64 (rows,).
+    """Return the row of the smallest id in each row's group, int64 (rows,).
 
-    Rows with equal values in `kept`, the row of the document that stays, are a group. Ids of an
-    earlier corpus count only if all ids of the group are.
+    `kept` has the row of each row's kept document, and defines the groups.
     """
     order = ids.array.argsort()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
-    rank[is_earlier] += len(order)  # ids of the earlier corpus name no group, if others can
+    rank[is_earlier] += len(order)  # used only if a group has no other ids
     smallest = np.full(len(order), 2 * len(order))
     np.minimum.at(smallest, kept, rank)
     return order[smallest[kept] % max(len(order), 1)]
@@ -141,11 +140,12 @@ def listed(
     has_earlier: bool,
     partitions: int | None,
 ) -> pd.DataFrame:
-    """Return the columns of `decide`'s result for users, for documents in groups of two or more.
+    """Return the list of duplicates for users, from the result of `decide`.
 
-    They are the id, called `id_name`, ``group`` and ``keep``, and if asked for ``similarity`` and
-    ``is_earlier``. If ids are positions, `partitions` is the number of partitions of the frame, and
-    a column ``partitions`` identifies the partitioning; otherwise it is None.
+    It has the documents in groups of two or more. Columns are the id, named `id_name`, ``group``
+    and ``keep``, ``similarity`` with `has_similarity`, and ``is_earlier`` with `has_earlier`. If
+    ids are positions, `partitions` is the frame's number of partitions, and a column ``partitions``
+    is added to recognize the same partitions later; otherwise `partitions` is None.
     """
     columns = ["id", "group", "keep"]
     columns += ["similarity"] if has_similarity else []
@@ -175,11 +175,9 @@ def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFr
 def _verified(
     members: pd.DataFrame, starts: np.ndarray, settings: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compare the texts of each set of candidates, and find a document that stays for each.
+    """Compare the texts of each set of candidates; sets begin at the rows `starts` of `members`.
 
-    Sets begin at the rows `starts` of `members`. Returns three arrays, (members,): the row of the
-    document that stays (int64), the similarity to it (float32), and the number of comparisons
-    (int8).
+    Returns the arrays of `GroupMatches`, with rows of `members`.
     """
     from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
 

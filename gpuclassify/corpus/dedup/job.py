@@ -173,9 +173,9 @@ class Deduplicate(Recipe):
         return (DeduplicationReport(),)
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return source, stages and writer.
+        """Return the source, the list of stages, and the writer.
 
-        The stages are empty, or one that marks duplicates if `writer` writes annotations.
+        The list is empty, or has one stage that marks duplicates if `writer` writes annotations.
         """
         marks = [DuplicateMarks(self.duplicates.has_similarity)] if self.writer.annotates else []
         return self.source, marks, self.writer
@@ -185,14 +185,14 @@ class Deduplicate(Recipe):
         return {} if self.against is None else {"against": self.against}
 
     def step_mappers(self) -> list[PartitionMap]:
-        """Return the mappers of the method, such as an embedder; empty if it has none."""
+        """Return the mappers that `duplicates` needs, such as an `Embedder`; empty if none."""
         return self.duplicates.mappers()
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that change results, used to detect that a job is another one.
+        """Return the settings that change results, to detect that a later run is a different job.
 
         They are dicts of settings by the name of their owner, such as ``duplicates``. `on_error` is
-        one, because it changes the positions of rows.
+        included, because it changes the positions of rows.
         """
         known = {"method": type(self.duplicates).__name__, "version": __version__}
         identity = describe_settings("duplicates", self.duplicates, self.duplicates.mappers())
@@ -205,7 +205,10 @@ class Deduplicate(Recipe):
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
 
     def corpus(self, job: RecipeJob, duplicates: Duplicates, documents: LazyFrame) -> Corpus:
-        """Return `documents` and the job's earlier corpus as lazy frames, with columns checked."""
+        """Return `documents` and the job's earlier corpus as a `Corpus`, with columns checked.
+
+        Raises ValueError or TypeError if `duplicates` needs columns that are missing or unusable.
+        """
         against = job.others.get("against")
         earlier = None if against is None else against.frame("whole", self.backend)
         return duplicates.corpus(documents, earlier)
@@ -213,8 +216,9 @@ class Deduplicate(Recipe):
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> RowsOfPart:
         """Find duplicates, and return a function that removes or marks them in a part of the input.
 
-        Results of earlier runs are read from `steps`. With `is_done`, all parts are written
-        already. Raises TooManyDuplicatesError if a limit is exceeded.
+        A part is a file, a piece of one, or a partition of a Dask frame; the function gets the
+        part's frame and its number. Results of earlier runs are read from `steps`. With `is_done`,
+        all parts are written already. Raises TooManyDuplicatesError if a limit is exceeded.
         """
         if not is_done:
             steps.check_workers(self.duplicates.mappers(), self.backend)
@@ -237,7 +241,8 @@ class Deduplicate(Recipe):
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> DedupSummary:
         """Return the summary of the job, with counts of duplicates and of rows written.
 
-        `steps` has the counts and the seconds of each step, and `summary` those of the last pass.
+        `steps` has the counts of duplicates and the seconds of each step, and `summary` is the
+        summary of the last pass, which wrote the documents.
         """
         counts = DuplicatesSummary.of(steps.ledger[COUNTS])
         return DedupSummary(counts, summary, steps.ledger["steps"])
@@ -261,11 +266,7 @@ class Deduplicate(Recipe):
         ]
 
     def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
-        """Return whether to read the input only once, and hold it in this process's memory.
-
-        The input must have at most `HELD_BYTES` bytes. False if a cluster runs the job, or if
-        duplicates are counted already.
-        """
+        """Return whether to read the input only once, and hold it in this process's memory."""
         is_here = steps.client is None and self.backend == "pandas"
         size_bytes = job.source.size_bytes
         return (
@@ -286,10 +287,9 @@ class Deduplicate(Recipe):
         return from_parts(held, documents._meta[columns])
 
     def _with_ids(self, corpus: Corpus, steps: Steps) -> Duplicates:
-        """Return the settings after checking that ids are unique.
+        """Check that ids are unique, and return the settings.
 
-        If the default column ``id`` is not, `id_field` is unset, so that positions identify
-        documents. Raises RepeatedIdsError if a column named by the user is not.
+        If the default column ``id`` fails, `id_field` stays unset: positions identify documents.
         """
         with_ids = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
@@ -306,7 +306,7 @@ class Deduplicate(Recipe):
     def _count(self, steps: Steps, corpus: Corpus, duplicates: Duplicates) -> DuplicatesSummary:
         """Decide which documents stay, unless an earlier run did; return counts of duplicates.
 
-        The decisions are written to files, and files of the steps before are removed.
+        Files of earlier steps, which are no longer needed, are removed.
         """
         is_decided = steps.holds("decisions")
         if steps.ledger.get(COUNTS) is None or not is_decided:

@@ -22,7 +22,8 @@ class DuplicateMarks(RowWiseMap):
     """Stage of a job that adds columns about duplicates, instead of removing rows.
 
     They are ``is_duplicate``, ``duplicate_group``, and with `has_similarity`
-    ``duplicate_similarity``. `mark` adds them before the stage runs.
+    ``duplicate_similarity``. The job calls `mark` to add them to a partition before its stages run,
+    so that `map_frame` changes nothing.
     """
 
     has_similarity: bool

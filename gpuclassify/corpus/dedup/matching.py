@@ -82,7 +82,7 @@ class NgramSets(NamedTuple):
 
 
 def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = False) -> NgramSets:
-    """Hash the distinct n-grams of each text's words to 64 bits, or of its characters.
+    """Hash the distinct n-grams of each text's words, or characters, to 64 bits.
 
     A word is a run of characters other than white space (`str.isspace`) and ASCII punctuation; case
     matters. A character of a script without spaces (CJK ideographs, kana, Thai, Lao, Khmer,
@@ -122,16 +122,15 @@ def _ngram_sets(data, ends, n, kinds, least_bytes):
 def _hash_tokens(text, kinds, hashes):
     """Write the hashes of a text's words to `hashes`; return the number of words.
 
-    `text` is in UTF-8 bytes. `kinds` has a number for each code point: whether it separates words,
-    is part of a word, or is a word by itself. Separators cause no branch, which a processor could
-    not predict: the entry after the last word is overwritten until a word ends. Indices are
-    unsigned, so that numba does not test for negative ones.
+    `text` is UTF-8 bytes, and `kinds` has the kind of each code point, such as `_WORD`.
     """
-    count, at = np.uint64(0), 0
+    count, at = np.uint64(0), 0  # unsigned, so that numba does not test for negative indices
     word = _FNV_START
     while at < len(text):
         code, at = character(text, at)
         kind = kinds[code]
+        # The entry after the last word is overwritten until a word ends. A branch would be
+        # slower, because a processor could not predict it.
         hashes[count] = word
         count += np.uint64((kind != _WORD) & (word != _FNV_START))
         if kind == _ALONE:
@@ -150,7 +149,10 @@ def _hash_tokens(text, kinds, hashes):
 
 @compiled
 def character(text, at):
-    """Return the code point of the UTF-8 character at byte `at`, and the offset after it."""
+    """Decode the UTF-8 character at byte `at` of `text` (uint8).
+
+    Returns its code point, and the offset after it.
+    """
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
 
@@ -181,10 +183,9 @@ def murmur64(value):
 
 @compiled
 def _hash_ngrams(hashes, tokens, n):
-    """Replace the hash of each word by the hash of the n-gram that begins with the word.
+    """Replace the hashes of words, the first `tokens` entries, by hashes of the n-grams.
 
-    The first `tokens` entries of `hashes` are words, which become one n-gram if they are fewer than
-    `n`. Returns the number of n-grams; the entries after them have no meaning.
+    Returns the number of n-grams; the entries after them have no meaning.
     """
     size = min(n, tokens)
     for token in range(tokens):
@@ -199,10 +200,7 @@ def _hash_ngrams(hashes, tokens, n):
 
 @compiled
 def _drop_repeats(hashes, count):
-    """Move the distinct values among the first `count` of a sorted array to its front.
-
-    Returns the number of distinct values, at least 1.
-    """
+    """Move the distinct values of the first `count`, sorted, to the front; return their number."""
     distinct = 1
     for at in range(1, count):
         if hashes[at] != hashes[at - 1]:
@@ -237,15 +235,16 @@ def match_groups(
     The first document of a group stays. Each further document is compared with at most two that
     stay: the first, and the one that has the same n-grams, or else shares most of the document's
     sketch (its smallest hashes). If neither is similar enough, the document stays as well. So every
-    document that goes is similar to one that stays, not only to another link of a chain. Takes time
+    document that goes is similar to one that stays, not only to another that goes. Takes time
     linear in the n-grams of a group, independent of the number of documents that stay.
 
     `sets` has the n-grams of the documents, sorted by group, with the document to keep first.
-    Groups begin at the rows `starts`, int64, which ends with the number of documents. Documents in
-    the mask `is_fixed`, such as those of an earlier corpus, stay without comparison. Similar means
-    a similarity of at least `threshold`. The `measure` divides the shared n-grams by those of both
-    documents together ("jaccard"), or of the document that would go ("containment"). With
-    "containment", sketches miss a longer text the more often, the longer it is.
+    `starts`, int64 (groups + 1,), has the row at which each group begins, and the number of
+    documents. Documents in the mask `is_fixed`, bool (documents,), such as documents of an earlier
+    corpus, stay without comparison. Similar means a similarity of at least `threshold`. The
+    `measure` divides the shared n-grams by the n-grams of both documents together ("jaccard"), or
+    of the document that would go ("containment"). With "containment", sketches miss a longer text
+    that contains the document more often, the longer it is.
     """
     check_choice("measure", measure, ("jaccard", "containment"))
     counts = len(sets.offsets) - 1, int(starts[-1]), len(is_fixed)
@@ -262,11 +261,10 @@ def match_groups(
 
 
 class _Sketches(NamedTuple):
-    """Hash table from n-gram hashes to the documents of a group that stay and have them.
+    """Hash table from n-gram hashes to a group's kept documents that have them in their sketch.
 
-    Only the smallest hashes of a document are entered, its sketch. A slot is free if its ``owners``
-    are rows of earlier groups. Their row numbers are smaller than the group's first row, so that
-    the table is not cleared between groups.
+    A slot is free if its ``owners`` are rows of earlier groups, so that the table need not be
+    cleared between groups.
     """
 
     owners: np.ndarray  # int64 (slots, _OWNERS): row + 1 of the last documents with the hash
@@ -314,21 +312,14 @@ def _empty_sketches(starts):
 
 @compiled
 def _part(table, documents):
-    """Return a view of the slots in a `_Sketches` table that a group of `documents` needs.
-
-    A small table fits into the processor's cache.
-    """
     slots = _slots(documents)
+    # A view of the needed slots, because a small table fits into the processor's cache.
     return _Sketches(table.owners[:slots], table.hashes[:slots], table.counts[:slots], table.votes)
 
 
 @compiled
 def _slots(documents):
-    """Return the hash table size for a group with this number of documents.
-
-    It is a power of two, so that at most half of the slots are used.
-    """
-    slots = 1
+    slots = 1  # a power of two; at least half of the slots stay free
     while slots < 2 * (_SKETCH_HASHES + 1) * documents:
         slots *= 2
     return slots
@@ -347,10 +338,7 @@ def _similarity(ngrams, others, by_containment):
 
 @compiled
 def _count_shared(ngrams, others):
-    """Count the values that two sorted arrays have in common.
-
-    Takes time nearly linear in the length of the shorter one.
-    """
+    """Count the values that two sorted arrays share, in time nearly linear in the shorter one."""
     if len(ngrams) > len(others):
         ngrams, others = others, ngrams
     shared = at = 0
@@ -370,10 +358,7 @@ def _count_shared(ngrams, others):
 
 @compiled
 def _slot(sketches, ngram, first):
-    """Return the index of the slot of the hash `ngram` in a `_Sketches` table, or of a free one.
-
-    `first` is the first row of the group.
-    """
+    """Return the slot of the hash `ngram`, or a free slot; `first` is the group's first row."""
     last = np.uint64(len(sketches.owners) - 1)
     slot = ngram & last
     while sketches.owners[slot, 0] > first and sketches.hashes[slot] != ngram:
@@ -383,12 +368,7 @@ def _slot(sketches, ngram, first):
 
 @compiled
 def _enter_document(sketches, ngrams, first, row):
-    """Enter a document that stays in a `_Sketches` table by its smallest n-gram hashes.
-
-    It is also entered by one hash of all n-grams. `ngrams` are its sorted hashes, `first` is the
-    first row of its group, and `row` its own.
-    """
-    _enter(sketches, _whole(ngrams), first, row)
+    _enter(sketches, _whole(ngrams), first, row)  # finds texts with equal n-grams
     for ngram in ngrams[:_SKETCH_HASHES]:
         _enter(sketches, ngram, first, row)
 
@@ -404,7 +384,6 @@ def _enter(sketches, ngram, first, row):
 
 @compiled
 def _whole(ngrams):
-    """Return one uint64 hash of all n-gram hashes of a text, to find texts with equal n-grams."""
     whole = np.uint64(len(ngrams))
     for ngram in ngrams:
         whole = add(whole, ngram)
@@ -413,11 +392,10 @@ def _whole(ngrams):
 
 @compiled
 def _most_shared(sketches, ngrams, first):
-    """Return the row of the document that stays and most likely is similar to a text, or -1.
+    """Return the row of the kept document, other than `first`, that is most likely similar, or -1.
 
-    It has the same n-grams, or else shares most of the text's smallest hashes, each counted 1 / n
-    if n documents have it. Ties go to the first row. `ngrams` are the sorted hashes of the text.
-    The group's first row, `first`, is left out, because it has been compared already.
+    It has equal n-grams, or else shares most of the text's smallest hashes, each counted 1 / n if n
+    documents have it. Ties go to the first row.
     """
     equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0] - 1
     if equal > first:

@@ -146,8 +146,7 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
 def _find_chars(data, starts):
     """Write the byte offsets of a text's characters, and of the end, to `starts`.
 
-    `data` is the text as UTF-8 bytes. Returns the number of characters, less than the length of
-    `starts`; the text may have more.
+    Returns the number of characters; stops when `starts` is full.
     """
     chars = 0
     for byte in range(len(data)):
@@ -173,19 +172,17 @@ def _scramble_words(data, words):
 
 @compiled
 def _hash_heads(words, size, width, seed, heads):
-    """Hash the first bytes of the window that begins at each byte, and write them to `heads`.
+    """Hash the first bytes of the window at each byte into `heads`; return the number of bytes.
 
-    `words` is the result of `_scramble_words` for a text of `size` bytes, and `seed` that of the
-    hash. A window of `width` characters has at least `width` bytes: those, rounded down to a
-    multiple of four, are hashed for all windows at once. Returns the number of bytes hashed. The
-    inner loop, over bytes, is vectorized.
+    A window of `width` characters has at least `width` bytes. This number, rounded down to a
+    multiple of four, is hashed for all windows at once.
     """
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]
     heads[:] = seed
     for offset in range(0, head, 4):
         shifted = words[offset : offset + len(heads)]
-        for byte in range(len(heads)):
+        for byte in range(len(heads)):  # vectorized
             heads[byte] = _add_word(heads[byte], shifted[byte])
     return head
 
@@ -194,8 +191,7 @@ def _hash_heads(words, size, width, seed, heads):
 def _hash_windows(data, words, starts, stops, head, heads, hashes):
     """Write the MurmurHash3_x86_32 of each window to `hashes`; 0 becomes 1.
 
-    A window has the bytes of `data` from ``starts[i]`` to ``stops[i]``. Its first `head` bytes are
-    hashed in `heads` already, and `words` is the result of `_scramble_words`.
+    Window i is ``data[starts[i]:stops[i]]``, and its first `head` bytes are hashed in `heads`.
     """
     for window in range(len(hashes)):
         start, stop = starts[window], stops[window]

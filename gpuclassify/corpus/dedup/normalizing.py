@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from gpuclassify.settings.checks import check_choice, check_ordered
 
-# Classes of RE2, whose time is linear. White space is that of `str.isspace`.
+# Character classes for RE2, which matches in linear time. White space is as in `str.isspace`.
 _BREAKS = r"\t-\r\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}　"
 _MARKS = "«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～"  # datatrove's, beyond ASCII
 _PUNCTUATION = rf"\x00-\x08\x0b-\x1f\x7f-\x{{9f}}{re.escape(string.punctuation)}{_MARKS}"
@@ -24,10 +24,7 @@ def _replace(pattern: str, replacement: str) -> Callable[[pa.Array], pa.Array]:
 
 
 def _lower(texts: pa.Array) -> pa.Array:
-    """Convert texts to lower case as `str.lower` does.
-
-    Arrow's function differs for a final sigma, and for İ, which becomes two characters.
-    """
+    # Arrow differs from `str.lower` for a final sigma, and for İ, which becomes two characters.
     is_python = pc.fill_null(pc.match_substring_regex(texts, "[Σİ]"), False)
     lowered = [text.lower() for text in texts.filter(is_python).to_pylist()]
     return pc.replace_with_mask(pc.utf8_lower(texts), is_python, pa.array(lowered, texts.type))
@@ -52,8 +49,9 @@ PRESETS = {
 def as_steps(names: Any) -> Any:
     """Convert names of normalization steps and presets to a tuple of steps.
 
-    `names` is one name, or a list or tuple; the steps are in order of application. A function, and
-    None, are returned unchanged. Raises an error for an unknown name.
+    `names` is one name, or a list or tuple of names. Steps are in the order in which they are
+    applied. A function and None are returned unchanged. Raises ValueError for an unknown name, and
+    TypeError for a set, which has no order.
     """
     if names is None or callable(names):
         return names

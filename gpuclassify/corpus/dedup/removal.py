@@ -85,10 +85,10 @@ def check_single(frame: Frame, name: str) -> None:
 
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
-    """Return the dataset without the documents whose numbers are in a column of `gone`.
+    """Return the dataset, lazily, without the documents that `gone` lists in a column ``document``.
 
-    The column is ``document``; a column ``partitions`` verifies the partitioning when the lazy
-    result is computed.
+    They are document numbers, ``partition << 40 | row``. If `gone` has a column ``partitions``, a
+    result of `partitioning`, computing raises ValueError unless the dataset's partitions match.
     """
     lists = by_partition(gone, dataset.npartitions).to_delayed(optimize_graph=False)
     drop = dask.delayed(drop_rows, pure=True)
@@ -105,9 +105,9 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
 def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int = 0) -> Any:
     """Drop rows from the partition with the number `partition`; return the rest.
 
-    The index of `gone` has the document numbers to drop, all of this partition. If it has a column
-    ``partitions``, raises ValueError unless the positions are of a frame with `partitions`
-    partitions, and as many rows in this one.
+    The index of `gone` has the document numbers to drop, all of this partition. If `gone` has a
+    column ``partitions``, raises ValueError unless its positions were found in a frame of
+    `partitions` partitions, with as many rows in this one.
     """
     if PARTITIONS in gone and (gone[PARTITIONS] != partitioning(partitions, len(frame))).any():
         count, rows = divmod(int(gone[PARTITIONS].iloc[0]), 1 << ROW_BITS)
@@ -122,10 +122,10 @@ def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int 
 
 
 def removed(duplicates: Frame) -> pd.DataFrame:
-    """Return the ids (first column) of the rows of `duplicates` that are to be dropped.
+    """Return the first column (ids or document numbers) of the rows of `duplicates` to drop.
 
-    Their ``keep`` is false, and ``is_earlier``, if the column exists, too. A column ``partitions``
-    is kept.
+    Their ``keep`` is false, and so is ``is_earlier``, if there is such a column. A column
+    ``partitions`` is returned as well.
     """
     plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)
@@ -166,7 +166,7 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
     ]
     shown = first.item() if hasattr(first, "item") else first  # 6 rather than np.int64(6)
     what = "null" if pd.isna(first) else repr(shown)
-    # ID is the default column.
+    # The column ID is the default, so that leaving id_field out does not help.
     or_else = "rename this one" if id_field == ID else "leave id_field out"
     raise RepeatedIdsError(
         f"id_field={id_field!r} must tell documents apart, and {what} is the id of "
@@ -176,10 +176,7 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
 
 
 def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
-    """Return the document numbers of the dataset's rows whose ids are in `gone`.
-
-    The lazy result has the column ``document``. `id_name` is the column of ids in both.
-    """
+    """Return the numbers of the documents whose ids are in `gone`, in a column ``document``."""
     ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
     check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
     are_texts = ours != theirs  # such as two string types, or two integer widths
@@ -192,6 +189,5 @@ def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFram
 
 
 def _as_texts(ids: pd.DataFrame) -> pd.DataFrame:
-    """Return the ids (the first column) as texts; equal ids of different types become equal."""
     name = ids.columns[0]
     return pd.DataFrame({name: pd.array(value_texts(ids[name]), "str")})

@@ -22,7 +22,7 @@ from gpuclassify.pages.sections import (
 )
 
 FOLDER = "_dedup"  # folder of the steps in the output; dataset readers skip it
-COUNTS = "duplicates"  # name of the counts in the ledger of the steps
+COUNTS = "duplicates"  # key of the counts in the log of finished steps
 
 
 class DeduplicationReport(ReportPart):
@@ -34,8 +34,8 @@ class DeduplicationReport(ReportPart):
         """Return the entry ``deduplication`` for ``report.json``, from the log of finished steps.
 
         It has the rows and seconds of each step, and counts of duplicates, None until they are
-        counted. The result is empty if there is no log. `directory` is the output, and `job` the
-        content of its ``job.json``.
+        counted. The result is empty if there is no log. `directory` is the output, `job` the
+        content of its ``job.json``, and `stages` is not used.
         """
         ledger = read_ledger(directory, FOLDER, job["key"])
         return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}

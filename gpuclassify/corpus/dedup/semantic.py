@@ -149,7 +149,7 @@ class SemanticDuplicates(Duplicates):
             check_text("embedder", self.embedder, "an Embedder or the name of its model")
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Find the documents that have a similar document to stay.
+        """Find the documents that are similar to a document that stays.
 
         The lazy result has columns ``document``, ``root`` (the document that stays, which has a
         row, too), ``similarity`` and ``near_border``. ``keep(name, frame)`` may write intermediate
@@ -170,7 +170,7 @@ class SemanticDuplicates(Duplicates):
             parts = [take([part], self.sample_size) for part in read_apart(signatures, SAMPLE, "")]
         sample = reduce_tree(functools.partial(take_sample, size=self.sample_size), parts)
         fitted = dask.delayed(find_centroids, pure=True)(sample, self)
-        # A separate step: fitted again on another machine, they may differ in their last bits.
+        # Kept as a step, because centroids fitted on another machine may differ in the last bits.
         centroids_frame = keep("centroids", from_parts([fitted], meta[["embedding"]]))
         (centroids,) = centroids_frame.to_delayed(optimize_graph=False)
         meta = to_clusters(meta, pd.DataFrame({"embedding": pack(NO_CENTROID)}), self.threshold)
@@ -223,7 +223,7 @@ def embedding_frame(
     else:
         assert settings.embedding_field is not None
         vectors, has_direction = unit_vectors(frame, settings.embedding_field)
-        digests[has_direction] = md5_digests(vectors)  # equal texts may have different ones
+        digests[has_direction] = md5_digests(vectors)  # equal texts may have unequal vectors
     vectors = vectors[is_candidate[has_direction]]
     is_candidate = is_candidate & has_direction
     documents = document_numbers(partition, len(frame))[is_candidate]
@@ -282,9 +282,10 @@ def to_clusters(
 ) -> pd.DataFrame:
     """Add the cluster of each embedding, and whether it is near the cluster's border.
 
-    Columns are ``key`` (int64, equal within a cluster and value of `by`) and ``near_border`` (bool:
-    whether near-duplicates at `threshold` may be in another cluster). The columns ``number`` and
-    ``within`` are dropped.
+    `embeddings` are results of `embedding_frame`, and `centroids` of `find_centroids`. New columns
+    are ``key`` (int64, equal within a cluster and value of `by`) and ``near_border`` (bool: whether
+    near-duplicates at `threshold` may be in another cluster). The columns ``number`` and ``within``
+    are dropped.
     """
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
     clusters, _, borders = assign(vectors, centres)
@@ -383,9 +384,8 @@ def _most_similar(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the most similar survivor (a vector that stays) for each vector of a block.
 
-    `survivors` are row indices in `points`. Returns the cosines, float32 (rows,), -inf without
-    survivors, and the survivors' row indices, int64 (rows,). At most `tile_numbers` cosines are
-    computed at a time.
+    `survivors` are row indices in `points`. Returns the cosines, -inf without survivors, and the
+    survivors' row indices.
     """
     best = np.full(len(block), -np.inf, np.float32)
     nearest = np.zeros(len(block), np.int64)
@@ -405,9 +405,8 @@ def _match_within(
 ) -> None:
     """Update `best` and `nearest` with earlier vectors of the same block that stay.
 
-    `best` are each row's highest cosine, and `nearest` the row index of that vector, so far with
-    vectors of earlier blocks. `cosines` (rows, rows) are between the vectors of the block, which
-    begins at the row `first`. A vector goes if its highest cosine is at least `limit`.
+    `cosines` are between the vectors of the block, which begins at the row `first`; a vector goes
+    if its highest cosine, with any vector that stays, is at least `limit`.
     """
     goes = best >= limit
     is_before = np.tri(len(cosines), k=-1, dtype=bool)

@@ -99,7 +99,6 @@ class DuplicatesSummary:
         return html_table("DuplicatesSummary", self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the lines of the repr, each a name (possibly empty) and a text."""
         share = f"({self.duplicate_share:.1%})"
         yield "duplicates", f"{self.duplicates:,} of {self.documents:,} documents {share}"
         pairs = f"; {self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
@@ -234,7 +233,6 @@ def refuse(
 
 
 def _largest(groups: list[Group]) -> list[Group]:
-    """Return the 20 largest groups, largest first, with at most one group of blank texts."""
     ordered = sorted(groups, key=lambda group: (-group.size, str(group.group)))
-    blank = [group for group in ordered if not group.beginning][1:]
+    blank = [group for group in ordered if not group.beginning][1:]  # all but the largest one
     return [group for group in ordered if group not in blank][:MOST_GROUPS]

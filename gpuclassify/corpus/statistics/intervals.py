@@ -49,12 +49,13 @@ def bootstrap(
 ) -> dict[str, list[float] | None]:
     """Compute the 95% confidence interval of each figure in `summary`, as [low, high] by name.
 
-    `figures` returns the figures by name for rows at some positions. ``accuracy`` gets Wilson's
-    interval. For others, the bootstrap resamples `groups`, int64 (rows,), with a fixed seed, and
-    takes the 2.5th and 97.5th percentiles. For groups of several rows, Wilson's interval uses the
-    number of independent rows with the same variance: E. L. Korn and B. I. Graubard, Survey
-    Methodology 24 (1998), 193-201. An interval is None if all draws are equal, or there is only one
-    group.
+    ``figures(positions)`` returns the figures by name for the rows at these positions, int64, which
+    may repeat. ``accuracy`` gets Wilson's interval. For others, the bootstrap resamples `groups`,
+    int64 (rows,), with a fixed seed, and takes the 2.5th and 97.5th percentiles. An interval is
+    None if all draws are equal, or there is only one group.
+
+    For groups of several rows, Wilson's interval uses the number of independent rows with the same
+    variance: E. L. Korn and B. I. Graubard, Survey Methodology 24 (1998), 193-201.
     """
     group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     count, random = len(sizes), np.random.default_rng(0)

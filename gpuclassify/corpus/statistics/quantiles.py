@@ -239,15 +239,14 @@ class _Weights(NamedTuple):
 class _Pass(NamedTuple):
     """Sums of weights by column and group, over one read of the data or of some partitions.
 
-    Each score's weight is summed for the first bits of the score. These prefixes are `width` bits
-    longer than before the pass.
+    Prefixes of the scores' bits are `width` bits longer than before the pass.
     """
 
     width: int
     by_key: dict[Key, _Weights]
 
     def narrowed(self, width: int) -> _Pass:
-        """Return the sums of a pass that makes the known prefixes longer by only `width` bits."""
+        """Return the sums for prefixes that are only `width` bits longer than before the pass."""
         if width == self.width:
             return self
         left_out = np.uint64(self.width - width)
@@ -258,14 +257,12 @@ class _Pass(NamedTuple):
         return _Pass(width, by_key)
 
     def bounded(self, most_sums: int) -> _Pass:
-        """Return the pass narrowed to the largest width with at most `most_sums` sums, or to 1."""
         sums = self
         while sums.width > 1 and sums.size() > most_sums:
             sums = sums.narrowed(sums.width - 1)
         return sums
 
     def size(self) -> int:
-        """Return the number of sums, over all columns and groups."""
         return sum(len(group_sums.digits) for group_sums in self.by_key.values())
 
 
