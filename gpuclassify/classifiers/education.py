@@ -106,10 +106,7 @@ class EducationHead(LabelHead):
 
 
 def _scores_and_ids(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores, float32 (texts,), and label indices, int64 (texts,), from model outputs.
-
-    Scores are clipped to 0 to 5. The indices refer to `QUALITY_LABELS`.
-    """
+    """Return scores, clipped to 0 to 5, and the indices of their labels in `QUALITY_LABELS`."""
     scores = np.clip(values[:, 0], LOWEST, HIGHEST)
     return scores, (scores >= HIGH_QUALITY_FROM).astype(np.int64)
 

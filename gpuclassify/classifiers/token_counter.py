@@ -64,7 +64,8 @@ class TokenOptions(TextOptions):
 class TokenizerFiles:
     """Pinned repository or directory with a tokenizer, in place of a model's description.
 
-    Equal for equal files. There is no other repository with a base model or tokenizer.
+    Equal for equal files. `base` and `tokenizer`, which name further repositories of a model, are
+    None.
     """
 
     identity: Identity
