@@ -34,7 +34,7 @@ class EducationOptions(ScoreOptions):
 
 
 class EducationHead(LabelHead):
-    """Head that writes educational value from 0 to 5, from the output of a regression model.
+    """Head that converts the output of a regression model to columns of educational value.
 
     The score is the model's output, clipped to 0 to 5, and the integer score is rounded half to
     even. The label is ``high_quality`` from 2.5 on, else ``low_quality``.

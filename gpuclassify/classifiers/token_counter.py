@@ -177,7 +177,7 @@ class CountRunner(Runner):
 
 
 class CountHead(Head):
-    """Head that writes the column of token counts."""
+    """Head that converts a runner's counts to the column of token counts."""
 
     def fields(self) -> list[pa.Field]:
         """Return the Arrow field of the token count, in a list."""

@@ -390,7 +390,7 @@ class MixSettings(Declared):
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless `frame`, perhaps empty, has the columns of cells and of token counts."""
+        """Raise unless `frame`, perhaps empty, has the columns `by` and `token_field`."""
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)
@@ -410,10 +410,11 @@ class MixSettings(Declared):
         return {cell: sums[cell] for cell in sorted(sums)}
 
     def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
-        """Count the tokens of each cell, and compute its epochs in the mixture.
+        """Count the tokens of each cell (rows with equal values in `by`), and compute its epochs.
 
-        `compute` runs a list of delayed tasks, and returns their results. Raises ValueError without
-        tokens; logs a warning if the mixture lacks tokens because epochs are limited.
+        Epochs are the mean number of copies of a row in the mixture. `compute` runs a list of
+        delayed tasks, and returns their results. Raises ValueError without tokens; logs a warning
+        if the mixture lacks tokens because epochs are limited.
         """
         counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):
