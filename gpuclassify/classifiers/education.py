@@ -34,7 +34,7 @@ class EducationOptions(ScoreOptions):
 
 
 class EducationHead(LabelHead):
-    """Head that writes educational value from 0 to 5, from the output of a regression model.
+    """Head that converts the output of a regression model to columns of educational value.
 
     The score is the model's output, clipped to 0 to 5, and the integer score is rounded half to
     even. The label is ``high_quality`` from 2.5 on, else ``low_quality``.
@@ -106,10 +106,7 @@ class EducationHead(LabelHead):
 
 
 def _scores_and_ids(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores, float32 (texts,), and label indices, int64 (texts,), from model outputs.
-
-    Scores are clipped to 0 to 5. The indices refer to `QUALITY_LABELS`.
-    """
+    """Return scores, clipped to 0 to 5, and the indices of their labels in `QUALITY_LABELS`."""
     scores = np.clip(values[:, 0], LOWEST, HIGHEST)
     return scores, (scores >= HIGH_QUALITY_FROM).astype(np.int64)
 

@@ -92,7 +92,7 @@ class EmbedderOptions(EmbeddingOptions):
 
 
 class EmbeddingModel(PinnedModel):
-    """Pinned embedding model, whose files the settings of pooling and prompt override."""
+    """Embedding model at a pinned commit or directory; settings override its pooling and prompt."""
 
     @property
     def prompt(self) -> str:
@@ -126,7 +126,7 @@ class EmbeddingModel(PinnedModel):
 
 
 class EmbeddingHead(Head):
-    """Head that writes the column of embeddings, normalized and cut as for the model."""
+    """Head that converts a model's outputs to a column of embeddings, normalized and truncated."""
 
     def fields(self) -> list[pa.Field]:
         """Return the Arrow field of the column of embeddings, in a list."""
@@ -160,9 +160,8 @@ class EmbeddingHead(Head):
 
         Raises OverflowError if the column is float16 and a number is too large for it.
         """
-        vectors = self.cut(
-            self.activate(values)
-        )  # again, because the mean of several windows is shorter
+        # Normalize again, because the mean of several windows is shorter.
+        vectors = self.cut(self.activate(values))
         kind = np.dtype(self.options.embedding_dtype)
         largest = np.abs(vectors).max()
         if largest > np.finfo(kind).max:

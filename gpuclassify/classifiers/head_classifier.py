@@ -148,11 +148,7 @@ class HeadClassifierOptions(EmbeddingOptions):
         return all(options.plans_without_model for _, options in self.by_head)
 
     def _values_by_head(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
-        """Return the values of the setting `key` by name of head, without None.
-
-        `heads` are the paths of all heads by name. Raises TypeError if the setting is no dict, and
-        ValueError if it names a head that is not among `heads`.
-        """
+        """Return the values of the setting `key` by name of head, without None."""
         value = getattr(self, key)
         try:
             by_name = {} if value is None else dict(value)
@@ -167,8 +163,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     ) -> ClassifierOptions:
         """Return the settings for running one head, as a classifier with columns of its own.
 
-        `name` is the head's name, and `path` its directory or Hub name, perhaps with a revision
-        after "@". `by_setting` has, for each setting such as "min_score", its values by head.
+        `by_setting` has, for each setting such as "min_score", its values by head.
         """
         settings = {key: of[name] for key, of in by_setting.items() if name in of}
         if "labels" in settings:
@@ -189,10 +184,7 @@ class HeadClassifierOptions(EmbeddingOptions):
 
 
 def _named_heads(heads: Any) -> dict[str, str]:
-    """Return the setting `heads`, a mapping or pairs, as a dict of paths by name of head.
-
-    Raises TypeError or ValueError unless names and paths are texts, and there is at least one.
-    """
+    """Return the setting `heads`, a mapping or pairs, as a dict of paths by name of head."""
     example = 'heads={"edu": "heads/edu"}'
     try:
         named = {name: os.fspath(path) for name, path in dict(heads).items()}
@@ -214,7 +206,7 @@ class HeadModel(PinnedModel):
     def read(self) -> HeadCheckpoint:
         """Return the head's description, read from its ``config.json`` without weights.
 
-        Raises CheckpointError if the path is a file, because a head is a directory.
+        Raises CheckpointError if the path is a file instead of a directory.
         """
         name = self.options.model
         if is_file(name):
@@ -249,7 +241,7 @@ class HeadsModel(PinnedModel):
 
     @property
     def repositories(self) -> list[str]:
-        """Hub names or directories of backbone and heads."""
+        """Hub names or directories of the backbone, if it is known, and of the heads."""
         is_known = "backbone" in vars(self)
         backbone = self.backbone.options.model if is_known else self.options.backbone
         heads = [name for head in self.heads.values() for name in head.repositories]
@@ -257,7 +249,7 @@ class HeadsModel(PinnedModel):
 
     @property
     def unpinned(self) -> str:
-        """Argument to pass, for messages, to pin the backbone or else the first unpinned head.
+        """Argument that would pin the backbone, or else the first unpinned head, as text.
 
         Empty if all of them are pinned to a commit.
         """
@@ -363,11 +355,7 @@ def backbone_options(
 
 
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
-    """Return the value of a backbone setting that all heads have in common; None if unknown.
-
-    `setting` is its name, and `backbones` has, by name of head, the backbone that the head was
-    trained with. Raises CheckpointError if heads were trained with different values.
-    """
+    """Return the value of a backbone setting that all heads have in common; None if unknown."""
     values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
     if setting == "revision":  # heads may lack a revision
         values = {name: value for name, value in values.items() if value is not None}
@@ -426,11 +414,11 @@ class HeadsRunner(EncoderRunner):
 
         Embeddings of a long text's windows are aggregated to one before the heads run. Counts of
         this run are added to `stats`. `name_text` returns the name of a text for messages, from its
-        index in `texts`. Raises NonFiniteOutputError.
+        index in `texts`. Raises NonFiniteOutputError if an output is NaN or infinite.
         """
         outputs = self.backbone.run(texts, stats, name_text)
         head = EmbeddingHead("HeadClassifier", self.options, self.model)
-        # Again, because the mean of several windows is shorter.
+        # Normalize again, because the mean of several windows is shorter.
         whole = head.activate(outputs.by_text(head.activate))
         values, embeddings = [], head.cut(whole)
         for name, head_model in self.model.heads.items():

@@ -42,10 +42,11 @@ FEW_SHOTS_FROM = 0.05
 
 
 class PromptHead(Head):
-    """Head that writes eleven columns about prompts, from the eight output heads of a model.
+    """Head that converts a model's outputs to eleven columns about prompts.
 
-    They are two task types and the probability of the first, and seven dimensions of complexity and
-    a score. The model has an output head for the task type, and one for each dimension.
+    They are two task types and the probability of the first, seven dimensions of complexity, and a
+    score. The model has eight output layers, called heads in its files: one for the task type, and
+    one for each dimension.
     """
 
     label_field = FIRST_TASK

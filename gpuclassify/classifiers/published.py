@@ -46,9 +46,10 @@ class EuroFilterClassifier(DistributedDataClassifier):
 class Published:
     """Entry of the catalogue: the class and settings for a published checkpoint, or for a family.
 
-    A family is a group of checkpoints whose names differ by one word, such as a language. Its
-    `variant`, such as "LANGUAGE", stands for the word in `model`, and ``{}`` does in `settings`.
-    `variants` maps the words that users type to the words in names of models.
+    A family is a group of checkpoints whose names differ by one word, such as a language.
+    `variant`, such as "LANGUAGE", is the placeholder for this word in `model`, and ``{}`` is the
+    placeholder in `settings`. `variants` maps the words that users type to the words in names of
+    models.
 
     `kind` is the class, `purpose` a phrase for listings, and `cite` a paper or page to cite.
     """
@@ -128,31 +129,20 @@ def _same(words: str) -> dict[str, str]:
 
 
 def _scores(stem: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes a score from 0 to 5, as a number and an integer.
-
-    The names of its two columns begin with `stem`; `settings` are added.
-    """
+    """Return settings of a classifier that writes a score from 0 to 5, as number and integer."""
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}
 
 
 def _regression(score_field: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes the outputs of a regression to `score_field`.
-
-    The column has numbers or, with several `labels`, structs with a number for each label.
-    `settings` are added.
-    """
+    """Return settings of a classifier that writes the outputs of a regression to one column."""
     form = {"score_format": "struct"} if len(labels) > 1 else {}
     named = {"problem_type": REGRESSION, "score_field": score_field, "labels": labels}
     return {**named, **form, **settings}
 
 
 def _classes(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes a label and, as a struct, all probabilities.
-
-    The names of its two columns begin with `stem`. `labels` are in the order of the model's
-    outputs; `settings` are added.
-    """
+    """Return settings of a classifier that writes a label and, as a struct, all probabilities."""
     names = {"label_field": f"{stem}_label", "score_field": f"{stem}_scores"}
     return {**names, "score_format": "struct", "labels": labels, **settings}
 
@@ -162,11 +152,7 @@ def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any
 
 
 def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes a column of spans (labelled character ranges).
-
-    The column's name begins with `stem`. `labels` are the labels that spans can have, if they are
-    known; `settings` are added.
-    """
+    """Return settings of a classifier that writes a column of labelled character ranges."""
     named = {"labels": labels} if labels else {}
     return {"spans_field": f"{stem}_spans", **named, **settings}
 

@@ -64,7 +64,8 @@ class TokenOptions(TextOptions):
 class TokenizerFiles:
     """Pinned repository or directory with a tokenizer, in place of a model's description.
 
-    Equal for equal files. There is no other repository with a base model or tokenizer.
+    Equal for equal files. `base` and `tokenizer`, which name further repositories of a model, are
+    None.
     """
 
     identity: Identity
@@ -176,7 +177,7 @@ class CountRunner(Runner):
 
 
 class CountHead(Head):
-    """Head that writes the column of token counts."""
+    """Head that converts a runner's counts to the column of token counts."""
 
     def fields(self) -> list[pa.Field]:
         """Return the Arrow field of the token count, in a list."""

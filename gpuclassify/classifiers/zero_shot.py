@@ -29,8 +29,7 @@ _NO_SETTINGS = {
 def _described_labels(value: Any) -> tuple[tuple[str, str], ...] | None:
     """Convert a list of labels, or a dict of label to description, to pairs of these.
 
-    A label without a description is its own. Pairs and None are returned unchanged. Raises
-    TypeError or ValueError for other values, no labels, empty texts or repeated labels.
+    A label without a description is its own. Pairs and None are returned unchanged.
     """
     if value is None:
         return None
@@ -99,7 +98,7 @@ class ZeroShotOptions(ClassifierOptions):
                 f"hypothesis={self.hypothesis!r} needs {BLANK} once, for the description of a "
                 f"label: pass a sentence such as 'This text is about {BLANK}.'"
             )
-        self.check_text_field()  # its advice is better than that about pairs below
+        self.check_text_field()  # first, because its advice is better than that of later checks
         if self.window_aggregation != "mean":
             raise ValueError(
                 f"window_aggregation={self.window_aggregation!r} is for windows of long texts, "
@@ -169,11 +168,9 @@ class EntailmentHead(MultiLabelHead):
         self._find_outputs(checkpoint)
 
     def _find_outputs(self, checkpoint: Checkpoint) -> tuple[int, int]:
-        """Return the indices of the outputs for entailment and contradiction.
+        """Return the indices of the outputs for entailment and contradiction, found by their names.
 
-        They are found by the names of outputs in ``config.json``. If the user's labels compete,
-        contradiction is not needed, and its index is 0 if unknown. Raises CheckpointError if an
-        index that is needed is not found.
+        If labels compete, contradiction is not needed, and its index is 0 if unknown.
         """
         labels, name = [label.lower() for label in checkpoint.labels], checkpoint.identity.name
         entailment = [n for n, label in enumerate(labels) if label.startswith("entail")]

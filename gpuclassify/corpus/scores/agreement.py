@@ -236,10 +236,7 @@ def agreement(
 
 
 def _columns_of(dataset: Any, needed: list[str], text_field: str | None) -> pd.DataFrame:
-    """Return the columns `needed`, and `text_field` if it exists, as one pandas frame in memory.
-
-    Raises ValueError unless each of `needed` exists once.
-    """
+    """Load the columns `needed`, which must exist, and `text_field` if it exists, as pandas."""
     empty = dataset._meta if is_dask_frame(dataset) else dataset.iloc[:0]
     for name in needed:
         ScoreColumns((), by=name).check(empty)
@@ -249,11 +246,9 @@ def _columns_of(dataset: Any, needed: list[str], text_field: str | None) -> pd.D
 
 
 def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
-    """Return the values of the columns `names` as float64 (rows, columns), NaN for null.
+    """Return sorted labels, or None for numbers, and values, float64 (rows, columns).
 
-    For columns of labels, the first result is the sorted list of all distinct labels, and the array
-    has indices into it. For columns of numbers, the first result is None, and the array has the
-    numbers.
+    Labels become indices in the first result, and null becomes NaN.
     """
     numeric = [name for name in names if frame[name].dtype.kind in "fiu"]
     if len(numeric) == len(names):
@@ -273,8 +268,7 @@ def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None
 
 
 def _plain(key: str) -> str:
-    """Return a group's value, given as JSON such as ``'"de"'``, as text; "null" is unchanged."""
-    return key if key == ALL else str(json.loads(key))
+    return key if key == ALL else str(json.loads(key))  # a key is JSON, and ALL is null
 
 
 def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
@@ -291,11 +285,9 @@ def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
 def _figures(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], kind: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield a tuple for each statistic: name, columns, number of rows, value, low and high end.
+    """Yield name, columns, number of rows, value, and ends of the 95% interval of each statistic.
 
-    The name is a key of `FIGURES`, such as "kappa", and the columns are joined by a comma. The ends
-    are those of the 95% interval; value and ends are NaN if undefined. `values` is float (rows,
-    columns), with NaN for null. `kind` is "labels", "grades" or "scores".
+    The name is a key of `FIGURES`. Value and ends are NaN if undefined.
     """
     calls: list[tuple[str, np.ndarray, Figures]] = []
     for one, other in itertools.combinations(range(len(names)), 2):
@@ -317,11 +309,10 @@ def _figures(
 
 
 def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function from row indices to the agreement of columns `a` and `b` in these rows.
+    """Return a function from row indices to figures of the columns `a` and `b`, for `bootstrap`.
 
-    Its result is a dict of values by name, such as "kappa" (a key of `FIGURES`), None if undefined.
-    `kind` is "labels", "grades" or "scores". `bootstrap` calls the function a thousand times, so
-    that scikit-learn, at milliseconds per call, is too slow; scipy's correlation takes no weights.
+    It is called a thousand times, so scikit-learn, at milliseconds per call, is too slow, and
+    scipy's correlation takes no weights.
     """
     codes = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     labels = [column.astype(np.int64) for column in (a, b)] if kind == "labels" else []
@@ -350,17 +341,14 @@ def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) 
 
 
 def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function from row indices to ``{"alpha": Krippendorff's alpha of these rows}``.
+    """Return a function from row indices to Krippendorff's alpha, for `bootstrap`.
 
-    `values` is float (rows, columns), with NaN for null, and at least two values per row. For
-    `kind` "labels" they are indices of labels, and alpha is nominal; else it is interval alpha.
-
-    One-hot labels let both share one formula: the squared distance of two different labels is 2,
-    and sums of vectors and of their squares give the distances of all pairs. Weights are scaled to
-    a mean of 1.
+    Alpha is nominal for `kind` "labels", else interval. Each row has at least two values.
     """
     is_given = ~np.isnan(values)
     counts = is_given.sum(axis=1)
+    # One-hot labels let both kinds share one formula: the squared distance of different labels is
+    # 2, and sums of vectors and of their squares give the distances of all pairs.
     if kind == "labels":
         codes = np.unique(values[is_given], return_inverse=True)[1]
         sums = np.zeros((len(values), codes.max() + 1))
@@ -399,11 +387,9 @@ def _confusions(
 def _differing(
     frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
 ) -> pd.DataFrame:
-    """Return at most a thousand rows of `frame` whose `values` differ, largest difference first.
+    """Return the rows of `frame` whose `values` differ, largest difference first.
 
-    `values` is float (rows, columns), with NaN for null. The difference of a row is the number of
-    its distinct labels if `kind` is "labels", else its highest minus its lowest number. Of equal
-    differences, the largest weight comes first.
+    Ties are sorted by weight, then by content, so that the order of rows does not matter.
     """
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":

@@ -13,14 +13,14 @@ FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its result
 
 
 class Labelled(NamedTuple):
-    """Scores, labels (positive or not) and weights of rows, sorted by descending score.
+    """Arrays (rows,) of scores, labels (whether positive) and weights, None if all are 1.
 
-    Each is an array (rows,). The weights are None if all are 1.
+    `Labelled.of` sorts the rows by descending score.
     """
 
-    scores: np.ndarray  # float (rows,)
-    is_positive: np.ndarray  # bool (rows,)
-    weights: np.ndarray | None = None  # float64 (rows,), above 0; None if all are 1
+    scores: np.ndarray  # float
+    is_positive: np.ndarray  # bool
+    weights: np.ndarray | None = None  # float64, above 0
 
     @classmethod
     def of(

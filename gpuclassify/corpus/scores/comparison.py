@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """Ratio of the second setting's speed to the first one's."""
+        """Speed of the second classifier divided by the speed of the first one."""
         return self.rows_per_second[1] / self.rows_per_second[0]
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class Comparison:
         return plain | {"moved": moved.where(moved.notna(), None).to_dict("records")}
 
     def save(self, path: str | Path) -> None:
-        """Write an HTML page with the figures, labels, and the rows that moved most, to a file.
+        """Write an HTML page with statistics, and the rows whose results differ most, to a file.
 
         The page loads nothing from a network.
         """
@@ -136,10 +136,7 @@ class Comparison:
 
 
 def _outcome(row: Mapping[Any, Any], side: str) -> str:
-    """Format one classifier's label, score and decision for a row, such as "spam 0.93, dropped".
-
-    `row` has the columns of `Comparison.moved`; `side` is "a" or "b".
-    """
+    """Format one classifier's result for a row of `moved`, such as "spam 0.93, dropped"."""
     label, score = row[f"label_{side}"], row[f"score_{side}"]
     known = (f"{label}" * bool(pd.notna(label)), f"{score:.4g}" * bool(pd.notna(score)))
     return " ".join(filter(None, known)) + ", dropped" * (not row[f"kept_{side}"])
@@ -229,7 +226,8 @@ class _Run:
         label_field = next((head.label_field for head in mapper.heads if head.label_field), None)
         column = arrays.get(label_field or "")
         self.labels = None if column is None else column.to_pandas().astype(object)
-        self.spans = _spans_in(mapper, arrays)
+        spans = [arrays[field.name] for field in mapper.schema() if field.type == SPANS]
+        self.spans = Spans.from_arrow(spans) if spans else None
         heads = [head for head in mapper.heads if not isinstance(head, LinesHead)]
         made = [arrays[field.name] for head in heads for field in head.fields()]
         scores = [matrix for array in made if (matrix := _numbers(array)) is not None]
@@ -243,10 +241,7 @@ class _Run:
             self.scores = best[:, None]
 
     def values(self) -> pd.DataFrame:
-        """Return a frame with the columns ``label``, ``score`` (the largest of a row) and ``kept``.
-
-        Labels are None, and scores NaN, where the classifier writes none.
-        """
+        """Return a frame with ``label``, ``score`` (the largest of a row) and ``kept``."""
         rows = len(self.texts)
         return pd.DataFrame(
             {
@@ -259,20 +254,9 @@ class _Run:
         )
 
 
-def _spans_in(mapper: TextMapper, arrays: Mapping[str, pa.Array]) -> Spans | None:
-    """Return the spans that a mapper found; None if it writes no column of spans.
-
-    `arrays` are the mapper's new columns by name.
-    """
-    columns = [arrays[field.name] for field in mapper.schema() if field.type == SPANS]
-    return Spans.from_arrow(columns) if columns else None
-
-
 def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
-    """Return, by label, the number of spans in `a`, and the share of them that `b` also has.
-
-    Spans are equal if text, position and label are.
-    """
+    """Return, by label, the number of spans in `a`, and the share of them that `b` also has."""
+    # A key is a span's text, start, end and label.
     every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
     counts, shared = Counter[str](), Counter[str]()
     for (*_, label), count in every.items():
@@ -283,10 +267,9 @@ def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
 
 
 def _numbers(array: pa.Array) -> np.ndarray | None:
-    """Return the scores or embeddings of a column, float32 (rows, numbers), NaN for null.
+    """Return a column's scores or embeddings, float32 (rows, numbers), NaN for null.
 
-    Fields of a struct column are joined. None for a column of other values, or of lists of
-    different lengths.
+    None for a column of other values, or of lists of different lengths.
     """
     if pa.types.is_struct(array.type):
         parts = [numbers for part in array.flatten() if (numbers := _numbers(part)) is not None]

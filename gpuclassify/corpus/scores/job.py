@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "_buckets"  # folder in the output that dataset readers skip
 SCORED, EDGES = "scored", f"{FOLDER}/edges.json"
-# Counts of the input, which only classifiers read: the last pass reads their output.
+# Counts to take from the report of the classifiers, because only they read the input: the last
+# pass reads their output.
 READ_ONCE = ("rows_read", "left_out", "empty_files", "textless")
 
 
@@ -186,10 +187,12 @@ class AssignBuckets(Pipeline):
     def take_steps(
         self, job: RecipeJob, steps: Steps, is_done: bool
     ) -> tuple[Source, ScoreEdges] | None:
-        """Score documents by classifiers, and find the edges, before documents are written.
+        """Score documents by the job's classifiers, if any, and find the edges of buckets.
 
-        Returns the source to read scored documents from, and the edges, or None if the job is
-        finished (`is_done`, and the edges are saved). Results of an earlier run are used again.
+        `steps` runs and stores these intermediate results. With `is_done`, all documents of `job`
+        are already written with their buckets. Returns the source (the files to read scored
+        documents from) and the edges, or None if `is_done` and the edges are saved. Results of an
+        earlier run are used again.
         """
         edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:
@@ -210,10 +213,7 @@ class AssignBuckets(Pipeline):
         return source, edges
 
     def _score(self, job: RecipeJob, steps: Steps, scoring: Chain) -> Source:
-        """Run the classifiers over the documents that an earlier run of the job has not scored.
-
-        Returns the source that reads the scored copies of all documents.
-        """
+        """Score the documents not scored yet, and return the source of all scored copies."""
         scores = steps.job(
             SCORED,
             job.source,
@@ -242,7 +242,7 @@ class AssignBuckets(Pipeline):
         return job.with_stages([self.buckets.with_edges(edges)])
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the scored copies, add the classifiers' row counts to `summary`, and return it."""
+        """Remove the scored copies; return `summary` with the classifiers' row counts added."""
         report = steps.take_over(SCORED, job, _scoring(job).report_parts)
         if report:
             vars(summary).update({name: report[name] for name in READ_ONCE})
@@ -250,8 +250,7 @@ class AssignBuckets(Pipeline):
 
 
 def _scoring(job: RecipeJob) -> Chain:
-    """Return a job's classifiers: all stages before the last one, which adds score buckets."""
-    return Chain(job.spec.chain.mappers[:-1])
+    return Chain(job.spec.chain.mappers[:-1])  # the last one adds buckets
 
 
 def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:

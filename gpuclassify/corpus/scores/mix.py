@@ -34,7 +34,7 @@ from gpuclassify.settings.declared import Declared, declared, setting
 
 logger = logging.getLogger(__name__)
 
-WEIGHT = "weight"  # key of an entry's weight
+WEIGHT = "weight"  # key of the weight in an entry of ``weights=``
 MOST_EPOCHS = 1_000
 _COLUMNS = ("cell", "rows", "tokens", "asked", "epochs", "missing")
 _BAR = 24  # characters of the longest bar
@@ -229,7 +229,7 @@ class Mix(Saved):
         for name in sorted({*self.cells, *found}, key=group_key):
             cell, (rows, tokens) = self.cells.get(name, nothing), found.get(name, (0, 0))
             given, asked = tokens * cell.epochs, cell.asked
-            # Rounding of epochs leaves less than a token.
+            # A difference of less than a token comes from rounded epochs.
             missing = asked - given if asked - given >= 1 else 0.0
             cells[name] = SelectedCell(cell.rows, rows, tokens, cell.epochs, given, asked, missing)
         return MixComparison(cells)
@@ -390,7 +390,7 @@ class MixSettings(Declared):
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless `frame`, perhaps empty, has the columns of cells and of token counts."""
+        """Raise unless `frame`, perhaps empty, has the columns `by` and `token_field`."""
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)
@@ -410,10 +410,11 @@ class MixSettings(Declared):
         return {cell: sums[cell] for cell in sorted(sums)}
 
     def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
-        """Count the tokens of each cell, and compute its epochs in the mixture.
+        """Count the tokens of each cell (rows with equal values in `by`), and compute its epochs.
 
-        `compute` runs a list of delayed tasks, and returns their results. Raises ValueError without
-        tokens; logs a warning if the mixture lacks tokens because epochs are limited.
+        Epochs are the mean number of copies of a row in the mixture. `compute` runs a list of
+        delayed tasks, and returns their results. Raises ValueError without tokens; logs a warning
+        if the mixture lacks tokens because epochs are limited.
         """
         counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):
@@ -434,11 +435,7 @@ class MixSettings(Declared):
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
-    """Count the rows and tokens of each cell (combination of values of `by`) in one partition.
-
-    Returns (rows, tokens) by the cell's values as a JSON list. `columns` names the column of
-    tokens.
-    """
+    """Count the rows and tokens of each cell (combination of values of `by`) in one partition."""
     codes, cells = cells_of(frame, by)
     refuse_many(cells)
     weights = columns.weights(frame)
@@ -451,7 +448,6 @@ def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
 
 
 def _added(parts: Iterable[Counts]) -> Counts:
-    """Add (rows, tokens) by cell of several partitions. Raises ValueError for too many cells."""
     sums: dict[str, tuple[int, int]] = {}
     for counts in parts:
         for cell, (rows, tokens) in counts.items():
@@ -464,11 +460,9 @@ def _added(parts: Iterable[Counts]) -> Counts:
 def _matched(
     entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
-    """Return the weight of each entry of ``weights=``, and the keys in `counts` of matching cells.
+    """Return the weight of each entry, and the cells that have the values in the entry.
 
-    An entry such as ``{"topic": "News", "weight": 0.2}`` matches the cells with these values of
-    columns in `by`. Raises ValueError for invalid entries, for an entry without a cell, and if two
-    entries match one cell.
+    An entry is a dict such as ``{"topic": "News", "weight": 0.2}``.
     """
     owners: dict[str, dict[str, Any]] = {}
     matched = []

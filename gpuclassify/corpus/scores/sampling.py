@@ -67,7 +67,14 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings of a sample: size, strata, score to be near to, ids, seed, and condition on rows."""
+    """Settings of a stratified sample with `n` rows per stratum.
+
+    A stratum is the rows with equal values in the columns `by`. Rows whose value in the column
+    `near` is close to `score` are more likely to be drawn; at the distance `width` from it, they
+    are half as likely. None in place of `near` makes all rows equally likely. `id_field` is the
+    column of ids, None to identify rows by file and row number. `seed` is the seed of the hash, and
+    `select` a condition that rows of files must meet.
+    """
 
     n: int
     by: tuple[str, ...]
@@ -76,7 +83,7 @@ class Draw:
     width: float
     id_field: str | None
     seed: int
-    select: Select | None = None  # condition that rows of files must meet
+    select: Select | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -141,7 +148,7 @@ class Draw:
         return Candidates(rows, counts, sum(part.unscored for part in parts))
 
     def compute(self, source: _Files | _Partitions) -> Candidates:
-        """Compute the candidates of each partition of `source` by Dask, and join them."""
+        """Find the rows of each partition of `source` that may be in the sample, and join them."""
         (candidates,) = dask.compute(reduce_tree(self.join, source.candidates(self)))
         return candidates
 
@@ -308,7 +315,6 @@ class _Files:
         share_tokens(reader.paths)
 
     def candidates(self, draw: Draw) -> list[Delayed]:
-        """Return a delayed `Candidates` for each part of the input, which one task reads."""
         names = {file.path: redacted(file.real) for file in self.source.files}
         known = replace(self.schema.projected(self._fields(draw)), has_positions=True)
         call, first, tasks = dask.delayed(_candidates_of_part, pure=True), 0, []
@@ -319,11 +325,7 @@ class _Files:
         return tasks
 
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Read the drawn rows with all columns.
-
-        `drawn` is a result of `Draw.weigh`. Returns the rows of `drawn` that can be read, and as
-        many rows of the files in the same order.
-        """
+        """Read the drawn rows; return the rows of `drawn` that can be read, and the rows read."""
         call, fields = dask.delayed(_rows_at, pure=True), self._fields(draw)
         by_piece = {n: drawn[AT][drawn[PART] == n].tolist() for n in drawn[PART].unique().tolist()}
         tasks = [
@@ -338,10 +340,7 @@ class _Files:
         return drawn, schemas.to_pandas(pa.concat_tables(tables))
 
     def _fields(self, draw: Draw) -> tuple[str, ...]:
-        """Return the names of the columns to read before drawing; at least one, to count rows.
-
-        These are the columns of strata, scores, ids and conditions.
-        """
+        # At least one column is read, to count rows.
         return draw.fields or tuple([*self.schema.annotation_fields, *self.schema.arrow.names][:1])
 
 
@@ -353,18 +352,13 @@ class _RowFilter:
     numbers: list[int]
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of rows to keep, bool (rows,), from the row numbers in `columns`."""
         return np.isin(columns[ROW_POSITION].to_numpy(), self.numbers)
 
 
 def _rows_at(
     part: Part, schema: InputSchema, fields: tuple[str, ...], numbers: list[int], on_error: OnError
 ) -> tuple[pa.Table, np.ndarray]:
-    """Read the rows of a file, or of a range of it, that have these row numbers (ascending).
-
-    `fields` are the columns that were read to draw rows. Returns the rows, and a mask of `numbers`,
-    which is true for rows that can be read.
-    """
+    """Read the rows with these ascending numbers; return them, and a mask of the numbers found."""
     rows, schema = _RowFilter(fields, numbers), replace(schema, has_positions=True)
     annotations = AnnotationReader(part, schema)
     table, problems, _ = read_chosen(part, schema, on_error, annotations, rows)
@@ -376,10 +370,9 @@ def _rows_at(
 def _candidates_of_part(
     part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str], on_error: OnError
 ) -> Candidates:
-    """Read some files, or ranges of files, and return the rows that may be in the sample.
+    """Read the files of `part`, numbered from `first`, and return rows that may be in the sample.
 
-    `part` lists the files that one task reads. `first` is the index of its first file among all
-    files of the input, and `names` are the file names that are hashed with row numbers.
+    Their `names` are hashed with row numbers if rows have no ids.
     """
     annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
@@ -408,21 +401,16 @@ class _Partitions:
         self.meta = self.frame._meta
 
     def candidates(self, draw: Draw) -> list[Delayed]:
-        """Return a delayed `Candidates` for each partition."""
         call = dask.delayed(_candidates_of_partition, pure=True)
         parts = self.frame[list(draw.fields)].to_delayed()
         self.count = len(parts)
         return [call(part, draw, number) for number, part in enumerate(parts)]
 
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Compute the drawn rows with all columns; return `drawn`, and the rows in the same order.
-
-        `drawn` is a result of `Draw.weigh`. If ids are not unique, there are more rows than in
-        `drawn`.
-        """
+        """Compute the drawn rows in the order of `drawn`; there are more if ids are not unique."""
         call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
         keys = drawn[KEY].to_numpy()
-        # Dask joins small files if few columns are read, so that partitions may have been others.
+        # Dask joins small files if few columns are read, so the numbers of partitions may differ.
         numbers = set(drawn[PART]) if len(parts) == self.count else range(len(parts))
         frames = dask.compute(*(call(parts[number], draw, keys) for number in numbers))
         frame = pd.concat(frames, ignore_index=True)
@@ -436,8 +424,4 @@ def _candidates_of_partition(frame: Frame, draw: Draw, number: int) -> Candidate
 
 
 def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
-    """Return the rows of a partition, as pandas, whose hash of the id is in `keys`, uint64.
-
-    `draw` has the column of ids, and the seed of the hash.
-    """
     return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])

@@ -20,7 +20,7 @@ from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.settings.checks import kinds_of
 
-_DIGEST = "digest"  # key in the file
+_DIGEST = "digest"  # key of the digest in a file
 _PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
     int: ("a whole number", (int,)),
     float: ("a number", (int, float)),
@@ -96,10 +96,9 @@ class Saved:
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Return the result in the content of a file that `save` wrote.
+        """Create an object from the content of a file that `save` wrote.
 
-        Raises ValueError if it is not valid, or if its values were changed (a digest is in the
-        file).
+        Raises ValueError if the content is invalid, or if its values do not match the digest in it.
         """
         try:
             values = json.loads(content)
@@ -144,10 +143,7 @@ def write_file(
 
 
 def _encoded(value: Any, hint: Any = Any) -> Any:
-    """Convert a dataclass, mapping or plain value, whose type hint is `hint`, to JSON data.
-
-    Keys of mappings without str keys become JSON texts.
-    """
+    """Convert a dataclass, mapping or plain value with the type hint `hint` to JSON data."""
     if is_dataclass(value):
         hints = get_type_hints(type(value))
         return {f.name: _encoded(getattr(value, f.name), hints[f.name]) for f in fields(value)}
@@ -159,15 +155,14 @@ def _encoded(value: Any, hint: Any = Any) -> Any:
 
 
 def _decoded(value: Any, hint: Any, where: str) -> Any:
-    """Convert JSON data to the type of a type hint, such as a dataclass or dict.
+    """Convert JSON data to the type `hint`, as the inverse of `_encoded`.
 
-    This is the inverse of `_encoded`. `where` describes the data in errors. Raises ValueError for
-    data of another type.
+    `where` describes the data in errors.
     """
     kinds = kinds_of(hint)
     if value is None and NoneType in get_args(hint):
         return None
-    if len(kinds) > 1:  # a list, or something else
+    if len(kinds) > 1:  # a union of a list and another type
         kinds = tuple(k for k in kinds if (get_origin(k) is list) == isinstance(value, list))
     kind: Any = kinds[0]
     inner = get_args(kind)
@@ -181,7 +176,7 @@ def _decoded(value: Any, hint: Any, where: str) -> Any:
     if is_object and inner and isinstance(value, dict):
         key = str if inner[0] is str else group_value
         items = {key(k): _decoded(item, inner[1], f"{k!r} of {where}") for k, item in value.items()}
-        if len(items) < len(value):  # 1 and true
+        if len(items) < len(value):  # keys such as 1 and true are equal
             raise ValueError(f"{where} has groups that are equal")
         return items
     if not is_object and isinstance(value, list):

@@ -55,13 +55,13 @@ class ApplyThresholds(Declared, RowFilter):
     probability_field: str | None = setting(default=None, what=_FIELD, least=1)
     overwrite: bool = setting(default=False, changes_results=False)
 
-    _file: ClassVar[str | None] = None  # file with the thresholds
+    _file: ClassVar[str | None] = None  # file that the thresholds were loaded from
 
     def check_together(self) -> None:
         """Load the thresholds if they are a path, and check the names of the new columns.
 
-        Raises ValueError if a name is used twice, or if probabilities are asked of thresholds
-        without a calibration.
+        Raises ValueError if both columns have the same name, or if `probability_field` is set, but
+        the thresholds have no calibration.
         """
         if not isinstance(self.thresholds, Thresholds):
             self._set("_file", redacted(str(self.thresholds)))
@@ -103,7 +103,7 @@ class ApplyThresholds(Declared, RowFilter):
     def schema(self) -> pa.Schema:
         """Return the fields of the new columns: decision (bool) and probability (float32).
 
-        A column without a name is left out.
+        A field is left out if its setting, `keep_field` or `probability_field`, is None.
         """
         fields = []
         if self.keep_field is not None:
@@ -153,13 +153,10 @@ class ApplyThresholds(Declared, RowFilter):
 
         `columns` has the columns of scores and groups.
         """
-        return self._keep(schemas.to_pandas(columns))  # the dtypes of a job's frames
+        return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
-        """Return the mask of rows whose score reaches their group's threshold, bool (rows,).
-
-        If a job runs and rows are dropped, also adds the numbers of kept rows to its report.
-        """
+        """Return the mask of rows to keep, and count them for the report if a job runs."""
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
@@ -177,10 +174,7 @@ class ApplyThresholds(Declared, RowFilter):
         return keep
 
     def _probabilities(self, frame: Any) -> np.ndarray | None:
-        """Return the calibrated probability of each row, float64 (rows,); NaN if it is unknown.
-
-        None unless `probability_field` is set.
-        """
+        """Return the calibrated probability of each row, NaN if it is unknown."""
         if self.probability_field is None:
             return None
         values = self.columns.values(frame, self.thresholds.score)

@@ -293,15 +293,16 @@ class Thresholds(Saved):
     def of_groups(self) -> dict[str, GroupThreshold]:
         """Return the threshold of each group by the group's value as JSON.
 
-        The threshold of pooled groups, if any, is last; its key is "all others".
+        The threshold of pooled groups (those with too few labels), if any, is last, with the key
+        "all others".
         """
         pooled = {POOLED: self.pooled} if self.pooled else {}
         return {group_key(value): group for value, group in self.groups.items()} | pooled
 
     def of_group(self, value: Any) -> GroupThreshold | None:
-        """Return the threshold of rows with this value of `by`.
+        """Return the threshold for rows with this value in the column `by`.
 
-        Without one, return the threshold of pooled groups; None if there is none either.
+        A group without a threshold of its own gets the pooled one; None if groups were not pooled.
         """
         return self.groups.get(group_value(group_key(value)), self.pooled)
 
@@ -362,12 +363,7 @@ class _LabelColumns:
     weight: str | None
 
     def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
-        """Return the labelled rows of each group, and the number of rows left out.
-
-        Groups are values of the column of groups, as JSON. Rows are left out if they have no score,
-        label or weight. Raises ValueError if no rows are left, or all or none have a positive
-        label.
-        """
+        """Return labelled rows by group (a value as JSON), and the number of rows left out."""
         frame = as_dask(labelled)
         names = [*filter(None, [self.label, self.weight])]
         require_columns(frame._meta, names)
@@ -394,11 +390,7 @@ class _LabelColumns:
         return groups, left_out
 
     def part(self, frame: Frame) -> PartRows:
-        """Read the labelled rows of one partition.
-
-        Returns unsorted rows by group (a value as JSON), the number of rows without a score, label
-        or weight, and at most ten labels as text, for errors.
-        """
+        """Read the labelled rows of one partition."""
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
         scores = self.scores.values(frame, *self.scores.names)
@@ -420,10 +412,7 @@ class _LabelColumns:
         return by_group, int((~is_used).sum()), labels
 
     def _refuse_others(self, column: Any) -> None:
-        """Raise TypeError unless the labels in `column` are true and false, or 1 and 0.
-
-        Null is ignored.
-        """
+        """Raise TypeError unless labels are true and false, or 1 and 0, or null."""
         known = column.dropna()
         others = known[~known.isin([0, 1])].unique()[:MOST_NAMED].tolist()
         if others or (column.dtype.kind in "OU" and column.dtype != object):
@@ -443,20 +432,16 @@ class _LabelColumns:
 
 
 class _Sums(NamedTuple):
-    """Sums of weights, and of squared weights, of all rows with at least a score, for each score.
-
-    Both are arrays (distinct scores,), by descending score.
-    """
+    """Sums of weights, and of their squares, from the highest score down to each distinct score."""
 
     weights: np.ndarray
     squares: np.ndarray
 
     @classmethod
     def of(cls, weights: np.ndarray | None, mask: np.ndarray | None, last: np.ndarray) -> _Sums:
-        """Return the cumulative sums of weights, and of their squares, down to each distinct score.
+        """Sum the weights of rows, sorted by descending score, up to each index in `last`.
 
-        Rows are sorted by descending score. `weights` None counts each row 1, and `mask` None sums
-        all rows. `last` has the index of the last row with each distinct score.
+        Without `weights` each row counts 1, and without `mask` all rows count.
         """
         if weights is None:
             counts = last + 1 if mask is None else np.cumsum(mask)[last]
@@ -470,9 +455,7 @@ def _fit_group(
 ) -> GroupThreshold:
     """Find the threshold of one group for which a target, such as "precision", reaches `value`.
 
-    `rows` are sorted by descending score. The ends of the threshold's interval are the scores at
-    which `value` leaves the target's 95% confidence interval. With `cautious`, the conservative end
-    is the threshold. `calibration` is "isotonic", "sigmoid", or None for no probabilities.
+    The ends of its interval are the scores at which `value` leaves the target's 95% interval.
     """
     # Last row of each distinct score, because rows with equal scores are kept together.
     last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))
@@ -480,11 +463,7 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, indices: Any) -> tuple[Any, Any]:
-        """Return a figure for each of the scores at `indices`, if that score is the threshold.
-
-        `name` is "precision", "recall" or "keep_share". Also returns the figure's denominator, as a
-        number of independent rows.
-        """
+        """Return a figure at each threshold, and its denominator in independent rows."""
         part = kept if name == "keep_share" else right
         whole, at = (kept, indices) if name == "precision" else (part, -1)
         known = part.weights[indices] / whole.weights[at]
@@ -495,7 +474,7 @@ def _fit_group(
 
     # Whether target, lower end and upper end reach the value, for each score as threshold.
     reached, best = np.zeros((3, len(last)), dtype=bool), [0.0, 0.0, 0.0]
-    for start in range(0, len(last), _BLOCK):  # millions of scores then need little memory
+    for start in range(0, len(last), _BLOCK):  # blocks limit memory for millions of scores
         block = slice(start, start + _BLOCK)
         shares, trials = share(target, block)
         for row, values in enumerate((shares, *wilson_interval(shares, trials))):
@@ -531,11 +510,6 @@ def _last(mask: np.ndarray) -> int | None:
 
 
 def _joined(parts: Sequence[PartRows]) -> PartRows:
-    """Join labelled rows of several partitions, by group.
-
-    A partition has rows by group, the number of incomplete rows, and some labels; so has the
-    result. Raises ValueError for too many groups.
-    """
     by_group: dict[str, list[Labelled]] = {}
     for groups, _, _ in parts:
         for group, rows in groups.items():
@@ -556,10 +530,7 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return the name and value of the only target that is not None, such as ("precision", 0.9).
-
-    Raises ValueError unless exactly one target is given, above 0 and at most 1.
-    """
+    """Return the name and value of the only target that is not None, such as ("precision", 0.9)."""
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         raise ValueError(
@@ -574,10 +545,7 @@ def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
 
 
 def _unreached(target: str, value: float, cautious: bool, groups: Iterable[GroupThreshold]) -> str:
-    """Return the error message if no threshold of `groups` has at least `value` of the `target`.
-
-    It names the best value. With `cautious`, the lower end of the target's interval is meant.
-    """
+    """Return the message that no threshold of `groups` reaches the target, with the best value."""
     best = math.floor(1_000 * max(group.best_precision for group in groups)) / 1_000
     which = "lower end" if cautious else target
     return (
@@ -587,10 +555,7 @@ def _unreached(target: str, value: float, cautious: bool, groups: Iterable[Group
 
 
 def _counts(few: Mapping[Any, Sequence[int]]) -> str:
-    """Format groups with their numbers of labelled and positive rows as a text, for messages.
-
-    `few` has (labelled, positive) by group. At most ten groups are listed, smallest first.
-    """
+    """Format groups with their numbers of labelled and positive rows, smallest first."""
     counts = ((group_key(value), pair) for value, pair in few.items())
     ordered = sorted(counts, key=lambda pair: (pair[1][0], pair[0]))
     shown = ", ".join(

@@ -236,15 +236,10 @@ class Evaluation:
         ]
 
     def _figure_name(self, name: str) -> str:
-        """Return a figure's name for people, such as "macro-F1" for "macro_f1".
-
-        It includes the threshold if the figure is for labels of a regression from `threshold` on.
-        """
         is_of_some = self.threshold is not None and name in ("auc", "f1_at_threshold")
         return FIGURES[name] + (f", {self.threshold:.3g} or more" if is_of_some else "")
 
     def _notes(self) -> list[str]:
-        """Return sentences about the baseline and about too few rows, to show below the figures."""
         grades = self.task == "regression" and "accuracy" in self.baseline
         by_grade = ", for the accuracy the commonest grade" if grades else ""
         notes = [f"Baseline: {_BASELINES[self.task]}{by_grade}."]
@@ -278,14 +273,14 @@ def evaluate(
     bounds: tuple[int, int] | None = None,
     about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Evaluation:
-    """Compare a head's outputs with the annotated labels of the same rows.
+    """Compare the outputs of a head (a small network on embeddings) with annotated labels.
 
-    `outputs` are float32 (rows, outputs), before softmax or sigmoid, with the names `labels`;
-    `targets` are the annotations, as ``task.targets`` returns them. `groups`, int64 (rows,), are
-    equal for rows that are not independent. `folds` is the number of heads of a cross-validation,
-    or None. `bounds` are the lowest and highest grade that a regression was trained on, to which
-    rounded scores are clipped, or None if its labels were not grades. `about` are tables to show,
-    by title.
+    `outputs` are float32 (rows, outputs), before softmax or sigmoid, with the names `labels`.
+    `targets` are the annotations of the same rows, as ``task.targets`` returns them. `groups`,
+    int64 (rows,), are equal for rows that are not independent. `folds` is the number of heads of a
+    cross-validation, or None. `bounds` are the lowest and highest grade that a regression was
+    trained on, to which rounded scores are clipped, or None if its labels were not grades. `about`
+    are tables to show, by title.
     """
     require_libraries("evaluating a head")
     scores = task.scores(outputs)
@@ -403,12 +398,7 @@ def _evaluate_regression(
 def _evaluate_decisions(
     targets: np.ndarray, decided: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, Any], Figures]:
-    """Compute tables, and a function for the bootstrap, from annotated and predicted labels.
-
-    `targets` and `decided` have one label per row, as an index in `labels`, int64 (rows,). The
-    tables are ``labels``, ``baseline`` and ``confusion`` of `Evaluation`. The function returns
-    accuracy and macro-F1 of the rows with given indices.
-    """
+    """Compute tables of `Evaluation`, and a function for the bootstrap, from label indices."""
     from sklearn.metrics import precision_recall_fscore_support
 
     positions, is_right = np.arange(len(labels)), targets == decided
@@ -445,12 +435,7 @@ def _label_figures(precision: float, recall: float, f1: float, count: int) -> di
 
 
 def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """Compute a precision-recall curve for each label that ten rows have, and ten lack.
-
-    `scores` and the mask `has_label` are (rows, labels). The result has ``curves``: by label, lists
-    of threshold, precision, recall and share of rows kept, at up to `CURVE_POINTS` scores; and
-    ``undrawn``, the other labels.
-    """
+    """Compute a precision-recall curve for each label that ten rows have, and ten lack."""
     from sklearn.metrics import precision_recall_curve
 
     curves: dict[str, list[list[float]]] = {}
@@ -467,9 +452,7 @@ def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) ->
 def _areas(scores: np.ndarray, has_label: np.ndarray) -> list[float | None]:
     """Compute the area under each label's ROC curve by Mann and Whitney's U statistic.
 
-    `scores` and the mask `has_label` are (rows, labels). The area is None if all rows have the
-    label, or none. scikit-learn's roc_auc_score takes milliseconds per column, too long for a
-    bootstrap.
+    scikit-learn's roc_auc_score takes milliseconds per column, too long for a bootstrap.
     """
     from scipy.stats import rankdata
 
@@ -487,11 +470,7 @@ def _errors(errors: np.ndarray) -> dict[str, float]:
 
 
 def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
-    """Return a histogram of scores for each bin of annotated numbers; bins begin at `edges`.
-
-    `scores` and `numbers` are (rows,). The result has ``spread``, pairs of an edge and counts in
-    equal bins of scores, and the range of scores, ``lowest`` and ``highest``.
-    """
+    """Return a histogram of scores for each bin of annotated numbers; bins begin at `edges`."""
     bins = np.searchsorted(edges, numbers, side="right") - 1
     lowest, highest = float(scores.min()), float(scores.max())
     highest = highest if highest > lowest else lowest + 1
@@ -516,7 +495,6 @@ def _template() -> Template:
 
 
 def _shown(value: float | None) -> str:
-    """Format a figure's value with three digits, or as a dash if it is undefined."""
     return "–" if value is None else f"{value:.3f}"
 
 

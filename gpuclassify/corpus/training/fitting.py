@@ -33,19 +33,20 @@ PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)  # L2 penalties tried for a li
 # Training uses one thread for fewer rows, because several would mostly wait for each other.
 ROWS_FOR_THREADS = 20_000
 _LEAST = 1e-6  # features with a smaller deviation are not scaled
-_POOLER = ("bert.pooler.dense", "classifier")  # the layers of a head of this kind
+_POOLER = ("bert.pooler.dense", "classifier")  # trained layers of a pooler head
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Embeddings, targets and weights of the rows for training or validation.
+    """Embeddings, targets and weights of rows for training or validation.
 
-    They are ``vectors``, float32 (rows, dimensions), ``targets``, and ``weights``, float32 (rows,).
+    ``vectors`` is float32 (rows, dimensions), ``weights`` float32 (rows,), and ``targets`` a result
+    of `Task.targets`.
     """
 
-    vectors: np.ndarray  # float32 (rows, numbers of an embedding)
-    targets: np.ndarray  # targets in the task's form
-    weights: np.ndarray  # float32 (rows,)
+    vectors: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
 
     def take(self, rows: np.ndarray) -> Examples:
         """Return the rows with these indices."""
@@ -74,8 +75,8 @@ RECIPES = {
 class Fit:
     """Training of a head's layers on examples, with the `settings` of `Head.fit`.
 
-    `outputs` are the names of the head's outputs. `record` is filled by training. It has, for a
-    linear head, ``penalty`` and ``losses``, the validation losses by penalty, and for others
+    `outputs` are the names of the head's outputs. Training fills `record`. For a linear head, it
+    has ``penalty`` and ``losses``, the validation losses by penalty. For other heads, it has
     ``epochs``, the number of epochs run, and ``best_epoch``, from 1.
     """
 
@@ -89,7 +90,7 @@ class Fit:
     def layers(self, embedder: Embedder) -> list[Layer]:
         """Train the head; return (weight, bias) of each layer, for the best penalty or epoch.
 
-        `embedder` is the embedding model, which a head of ``kind="pooler"`` begins with.
+        `embedder` is the embedding model, whose pooler is trained for ``kind="pooler"``.
         """
         import torch
         from threadpoolctl import threadpool_limits
@@ -106,10 +107,7 @@ class Fit:
             return self._mlp() if self.settings["kind"] == "mlp" else self._pooler(embedder)
 
     def _linear(self) -> list[Layer]:
-        """Fit scikit-learn's linear model, with the penalty that minimizes the validation loss.
-
-        Returns one layer, as a pair of weight and bias.
-        """
+        """Fit scikit-learn's linear model, with the penalty that minimizes the validation loss."""
         mean, deviation = _spread(self.train.vectors)
         vectors = (self.train.vectors - mean) / deviation
         losses, layers = {}, {}
@@ -124,10 +122,6 @@ class Fit:
         return [layers[best]]
 
     def _mlp(self) -> list[Layer]:
-        """Train two layers with a ReLU between them.
-
-        Returns (weight, bias) of both, from the epoch with the least validation loss.
-        """
         from torch import nn
 
         mean, deviation = _spread(self.train.vectors)
@@ -146,8 +140,8 @@ class Fit:
     def _pooler(self, embedder: Embedder) -> list[Layer]:
         """Train the embedding model's own pooler, and a new classifier.
 
-        Returns (weight, bias) of both, from the best epoch. That has the highest macro-F1 of
-        rounded scores on the validation part if labels are grades, else the least loss.
+        The best epoch has the highest macro-F1 of rounded scores if labels are grades, else the
+        least loss.
         """
         from sklearn.metrics import f1_score
         from torch import nn
@@ -171,8 +165,8 @@ class Fit:
     ) -> None:
         """Train a network in place, and restore the weights of its best epoch.
 
-        That epoch has the highest ``quality(outputs, targets)`` on the validation part, or the
-        least loss if `quality` is None. Raises ArithmeticError if training diverges.
+        That epoch has the highest `quality` of outputs and targets on the validation part, or the
+        least loss if `quality` is None.
         """
         import torch
 
@@ -212,11 +206,7 @@ class Fit:
     def _reached(
         self, network: nn.Module, quality: Callable[[np.ndarray, np.ndarray], float] | None
     ) -> float:
-        """Return the quality of a network on the validation part; larger is better.
-
-        It is ``quality(outputs, targets)``. If `quality` is None, or outputs are not finite, it is
-        the negative loss.
-        """
+        """Return the quality of outputs for the validation part, or else the negative loss."""
         import torch
 
         with torch.inference_mode():
@@ -226,7 +216,6 @@ class Fit:
         return -self._loss(outputs)
 
     def _loss(self, outputs: np.ndarray) -> float:
-        """Return the mean loss of a network's outputs for the validation part, weighted by row."""
         import torch
 
         targets = torch.from_numpy(self.validation.targets)
@@ -235,7 +224,6 @@ class Fit:
 
 
 def _layers_of(network: nn.Sequential) -> list[Layer]:
-    """Return weight and bias of each linear layer of a network, in order."""
     return [
         (layer.weight.detach().numpy(), layer.bias.detach().numpy())  # type: ignore[operator]
         for layer in network
@@ -244,26 +232,20 @@ def _layers_of(network: nn.Sequential) -> list[Layer]:
 
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and standard deviation of each dimension, to standardize embeddings.
-
-    Both are float64 (dimensions,); the deviation of a constant dimension is 1.
-    """
+    """Return the mean and standard deviation of each dimension, to standardize embeddings."""
     deviation = vectors.std(axis=0, dtype=np.float64)
     return vectors.mean(axis=0, dtype=np.float64), np.where(deviation > _LEAST, deviation, 1)
 
 
 def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer:
-    """Convert a layer that reads standardized embeddings to one that reads the original ones.
-
-    `layer` is a pair of weight and bias; `mean` and `deviation` were used to standardize.
-    """
+    """Convert a layer that reads standardized embeddings to one that reads the original ones."""
     weight, bias = (part.astype(np.float64) for part in layer)
     weight = weight / deviation
     return weight.astype(np.float32), (bias - weight @ mean).astype(np.float32)
 
 
 def pooler_embedder(backbone: Embedder | str) -> Embedder:
-    """Return an embedder without pooling other than ``[CLS]``, the input of a BERT's pooler.
+    """Return an embedder whose embedding is the state of ``[CLS]``, the input of a BERT's pooler.
 
     `backbone` is an embedder, or the name of a model. Raises CheckpointError if the model is no
     BERT, and ValueError for an embedder that pools otherwise, normalizes, or adds a prompt.
@@ -289,9 +271,10 @@ def pooler_embedder(backbone: Embedder | str) -> Embedder:
 
 
 def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> None:
-    """Write head and frozen model as one BertForSequenceClassification, with the tokenizer.
+    """Write a head and its frozen model as one BertForSequenceClassification, with the tokenizer.
 
-    `network` has two layers, pooler and classifier; `embedder` has the frozen model.
+    `network` is the head, with two layers, pooler and classifier. `embedder` has the frozen model.
+    `folder` is the directory to write to.
     """
     import torch
 
@@ -331,8 +314,7 @@ def _classifier(
 ) -> BertForSequenceClassification:
     """Load the embedding model as a BertForSequenceClassification in float32, without dropout.
 
-    `problem_type` and `labels` are written to its config. Pooler and classifier get random weights
-    if the model has none of that shape.
+    Pooler and classifier get random weights if the model has none of that shape.
     """
     import torch
     from transformers import BertForSequenceClassification

@@ -42,7 +42,7 @@ class LabelledRows:
 
     labels: pd.Series  # values of the label column
     groups: np.ndarray  # int64 (rows,)
-    vectors: np.ndarray  # float32 (rows, numbers of an embedding)
+    vectors: np.ndarray  # float32 (rows, dimensions)
     null_texts: int  # rows left out without a text
     null_labels: int  # rows left out with a text, but without a label
 
@@ -61,7 +61,7 @@ class LabelColumns:
         return [self.label] if self.group in (None, self.label) else [self.label, self.group]
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError unless a frame has the columns, and the text's is none of the others.
+        """Raise ValueError unless `frame` has each column once, and texts a column of their own.
 
         Raises TypeError unless texts are strings.
         """
@@ -84,11 +84,11 @@ def read_labels(
 ) -> LabelledRows:
     """Read labels and groups of a dataset, and embed its texts.
 
-    A lazy dataset is persisted on Dask's workers meanwhile, so that it is computed once; texts stay
-    there, and numbers come to this process. The text column of the embedder may have any name.
-    `directory` caches embeddings: files are named by a digest of the texts, in order, of the
-    embedder's settings, and of the model's commit or directory. Raises ValueError if no row has a
-    text and a label.
+    `columns` names the columns; the `text_field` of `embedder` is ignored. A Dask dataset is
+    persisted on the workers meanwhile, so that it is computed once. `directory` caches embeddings,
+    unless it is None: files are named by a digest of the texts, in order, of the embedder's
+    settings, and of the model's commit or directory. Raises ValueError if no row has a text and a
+    label.
     """
     is_lazy = dask.is_dask_collection(dataset)
     columns.check(dataset._meta if is_lazy else dataset)
@@ -127,11 +127,7 @@ def read_labels(
 
 
 def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
-    """Return each row's label, group and digest of the text, and whether it has a text.
-
-    The columns are ``label``, ``has_text``, ``group`` if there are groups, ``digest`` and
-    ``digest_end`` (the halves of the text's MD5, int64).
-    """
+    """Return each row's label, group and MD5 of the text (two int64), and whether it has a text."""
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
     plain = to_pandas(frame[columns.others]).reset_index(drop=True)
     has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]
@@ -142,7 +138,6 @@ def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
 
 
 def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
-    """Return the embeddings of a frame's texts, float32 (texts, dimensions)."""
     field = embedder.options.embedding_field
     rows = embedder(texts)[[field]]
     rows = rows.compute() if dask.is_dask_collection(rows) else rows
@@ -153,11 +148,7 @@ def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
 def _cached(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """Return embeddings from a file in `directory`; without one, call `make`, and save its result.
-
-    The file is named by a digest of `embedder` and of the texts' `digests`. A damaged file is
-    replaced. If `directory` is None, nothing is saved.
-    """
+    """Return embeddings from a file in `directory`; without one, call `make`, and save them."""
     from safetensors.numpy import save_file
 
     if directory is None:
@@ -182,10 +173,7 @@ def _cached(
 
 
 def _read_vectors(path: Path) -> np.ndarray:
-    """Read embeddings, float32 (texts, dimensions), from a safetensors file.
-
-    Raises ValueError if it is damaged.
-    """
+    """Read embeddings from a safetensors file; raise ValueError if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

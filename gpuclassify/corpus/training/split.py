@@ -74,18 +74,18 @@ def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 class _Deal:
-    """Assignment of groups to the train, validation and test part.
+    """Assignment of groups to parts, ``part_of``; at first all groups are in the train part.
 
-    `counts` has the number of rows of each group and stratum, int64 (groups, strata). The result is
-    ``part_of``, the index of each group's part. At first all groups are in the train part.
+    `counts` has the number of rows of each group and stratum, int64 (groups, strata).
     """
 
     def __init__(self, counts: np.ndarray) -> None:
         self.counts = counts
         self.sizes = counts.sum(axis=1)
-        self.part_of = np.zeros(len(counts), dtype=np.int64)  # all in the train part at first
+        self.part_of = np.zeros(len(counts), dtype=np.int64)
         self.shares = list(SHARES.values())
-        self.lacking = [share * int(self.sizes.sum()) for share in self.shares]  # rows by part
+        # Rows that each part lacks of its share.
+        self.lacking = [share * int(self.sizes.sum()) for share in self.shares]
         self.lacking[0] -= int(self.sizes.sum())
         self.trained = counts.sum(axis=0)  # rows of the train part by stratum
 
@@ -107,10 +107,7 @@ class _Deal:
                 self._move(group, part)
 
     def fill(self, largest_first: np.ndarray) -> None:
-        """Move groups from the train part to the others, up to their shares; leave none empty.
-
-        `largest_first` are the indices of all groups, sorted by size.
-        """
+        """Move groups from the train part to the others, up to their shares; leave none empty."""
         held_out = range(1, len(PARTS))
         for part in held_out:
             for group in self._groups_of(0, largest_first):
@@ -126,11 +123,7 @@ class _Deal:
             pass
 
     def _move_nearer(self, part: int, order: np.ndarray) -> bool:
-        """Move a group to or from a held-out part if the part's size is nearer to its share then.
-
-        `part` is the index of the part, validation or test. `order` are the indices of all groups;
-        those are tried first that bring the size nearest. Returns whether a group was moved.
-        """
+        """Move a group to or from a held-out part if that brings the part nearer to its share."""
         lacking, parts = self.lacking[part], self.part_of[order]
         moves = np.where(parts == part, -1, 1) * self.sizes[order]
         can_move = (parts == 0) | (parts == part) if (parts == part).sum() > 1 else parts == 0
@@ -178,10 +171,7 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     rank[shared[np.argsort(group_counts[shared], kind="stable")]] = np.arange(len(shared))
 
     def joined(count: int) -> np.ndarray:
-        """Return each row's group after groups with one of the first `count` texts are joined.
-
-        Texts are ordered by the number of their groups.
-        """
+        """Return each row's group after groups with one of the first `count` texts are joined."""
         is_first = rank[pair_texts] < count
         ends = pair_groups[is_first], nodes + pair_texts[is_first]
         edges = coo_array(

@@ -65,8 +65,8 @@ class Task(ABC):
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
         """Count the rows of each label, by name, to check that every part has some.
 
-        `targets` are the labels as numbers, and `outputs` the names of the labels. A regression has
-        no labels to count: {}.
+        `targets` are the labels as numbers, and `outputs` the names of the labels. The result is
+        empty for a regression, which has no labels to count.
         """
         return {}
 
@@ -387,9 +387,9 @@ def _logistic(
 
 def _class_name(value: object, label_field: str) -> str:
     if isinstance(value, str):
-        return str(value)  # numpy's too
+        return str(value)  # also converts numpy.str_
     if isinstance(value, (bool, np.bool_)):
-        return str(bool(value))  # equals Dask's conversion of a column of objects
+        return str(bool(value))  # as Dask converts a column of objects
     if isinstance(value, (int, np.integer)) or (
         isinstance(value, (float, np.floating)) and float(value).is_integer()
     ):
@@ -402,7 +402,6 @@ def _class_name(value: object, label_field: str) -> str:
 
 
 def _in_order(labels: set[str]) -> tuple[str, ...]:
-    """Return the labels in a tuple, sorted as numbers if all are numbers, else as texts."""
     if all(re.fullmatch(r"-?\d+", label) for label in labels):
         return tuple(sorted(labels, key=int))
     return tuple(sorted(labels))

@@ -1,4 +1,4 @@
-"""Trained heads: small networks that read embeddings of annotated texts, as last layers do."""
+"""Train, evaluate, save and load heads: small networks that read embeddings, as last layers do."""
 
 from __future__ import annotations
 
@@ -392,7 +392,6 @@ def fit_settings(**arguments: Any) -> dict[str, Any]:
 
 
 def _check_record(record: Mapping[str, Any], file: Path) -> None:
-    """Raise CheckpointError if a training record, read from `file`, has unknown settings."""
     backbone, settings = record["backbone"], record["settings"]
     if not (
         isinstance(backbone["model"], str)
@@ -420,9 +419,7 @@ def _fit(
 ) -> TrainedHead:
     """Split rows, train, and evaluate on the test part, or by cross-validation if that is small.
 
-    `settings` are the arguments of `TrainedHead.fit`. `validation` are further rows, with which the
-    penalty or epoch is selected; the validation part of `labelled` is then used for training, too.
-    Raises ValueError if labels or groups do not suffice.
+    With `validation` rows, the validation part of `labelled` is used for training, too.
     """
     labels = task.read(labelled.labels)
     outputs = task.outputs(labels)
@@ -502,10 +499,7 @@ def _fit(
 
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return tables about a head's data, settings and versions, for the page and the card.
-
-    The tables are dicts of name and value, by title.
-    """
+    """Return tables about a head's data, settings and versions, for the page and the card."""
     named = {name: value for name, value in record["settings"].items() if value is not None}
     trained = {name: value for name, value in record["training"].items() if name != "losses"}
     return {
@@ -516,11 +510,7 @@ def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _check_fit(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError or TypeError if `settings`, the arguments of `Head.fit`, are invalid.
-
-    Raises ModuleNotFoundError if scikit-learn or scipy is missing. Called before texts are
-    embedded.
-    """
+    """Raise if arguments of `Head.fit` are invalid, or libraries are missing, before embedding."""
     check_values(
         TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
     )
@@ -559,7 +549,8 @@ def by_label(weights: object) -> Any:
 def check_directory(directory: StrPath, kind: Kind) -> Path:
     """Return the path of the directory to save a head in. It need not exist.
 
-    An interrupted save there is finished. Raises FileExistsError if it has another model.
+    An interrupted save there is finished first. `kind` is the kind of the head. Raises
+    FileExistsError if the directory holds another model.
     """
     folder = Path(os.fspath(directory)).expanduser()
     finish_saving(folder)
@@ -571,10 +562,6 @@ def check_directory(directory: StrPath, kind: Kind) -> Path:
 
 
 def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
-    """Return the embedder for a head of this `kind`, made from a model's name if `backbone` is one.
-
-    Raises TypeError or ValueError for a backbone that the head cannot use.
-    """
     if not isinstance(backbone, (str, os.PathLike, Embedder)):
         raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
     if not isinstance(backbone, Embedder):
@@ -590,7 +577,6 @@ def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
 
 
 def _backbone_of(embedder: Embedder) -> Backbone:
-    """Return the embedder's model and settings, to store in the head's own files."""
     identity, sentence = embedder.model.identity, sentence_model(embedder.model.checkpoint)
     return Backbone(
         model=identity.name,
