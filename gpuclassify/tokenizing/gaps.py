@@ -107,7 +107,7 @@ def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
 
 
 def _split_steps(description: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Split a pre-tokenizer's steps before the first that does more than split digits or marks."""
+    """Split the steps before the first that does more than split off digits or punctuation."""
     steps = list(steps_of(description["pre_tokenizer"], "pretokenizers"))
     local = list(itertools.takewhile(lambda step: step["type"] in _LOCAL_SPLITTERS, steps))
     return local, steps[len(local) :]
