@@ -70,7 +70,7 @@ def is_mig(nvml: ModuleType, handle: object) -> bool:
 class Gpu:
     """One GPU, or one MIG slice (an isolated part) of a GPU."""
 
-    index: int  # NVML's, of the physical GPU
+    index: int  # NVML's index of the physical GPU
     uuid: str  # "GPU-...", or "MIG-..." for a slice
     name: str  # product name
     memory_bytes: int | None  # None if the GPU shares the host's memory

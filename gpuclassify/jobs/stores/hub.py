@@ -123,7 +123,7 @@ class HubStore(BucketStore):
     def storage_options(self) -> dict[str, Any]:
         """Storage options for fsspec, with the token that this process keeps for the repository.
 
-        Without such a token, or if the options have one, they are as passed.
+        If there is no such token, or the options already have one, they are as passed.
         """
         options, token = super().storage_options, token_for(_token_name(self.uri))
         return options if token is None or options.get("token") else options | {"token": token}

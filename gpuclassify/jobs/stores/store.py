@@ -283,8 +283,8 @@ class Store:
         """Replace errors of the block by errors with the URL and advice, without secrets.
 
         The new error is FileNotFoundError, PermissionError, TimeoutError or OSError. `where` is the
-        position in the file, such as ``", from byte 5"``. Errors of stores that explain themselves
-        pass.
+        position in the file, such as ``", from byte 5"``. If `explains_itself` is true, errors are
+        not replaced.
         """
         try:
             yield
@@ -503,7 +503,7 @@ class Store:
         """Return the path in `filesystem` of `name`, a relative path in this folder.
 
         `name` may come from an untrusted record: raises ValueError if it is absolute or has "..".
-        Local stores also refuse links, and what is neither a regular file nor a folder.
+        Local stores also refuse symbolic links and special files, such as sockets.
         """
         if name.startswith("/") or ".." in name.split("/"):
             raise self._refused_path(name, "leads out of it")
