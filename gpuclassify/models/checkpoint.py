@@ -128,10 +128,10 @@ KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
 
 @contextlib.contextmanager
 def checking_values(owner: object) -> Iterator[None]:
-    """Convert errors in the block, from wrong values in a model's files, to CheckpointError.
+    """Convert errors that wrong values in a model's files cause in the block to CheckpointError.
 
-    The files can hold any JSON value anywhere, and most are not checked before use. The message
-    says that they are files of `owner`, the model.
+    The files can hold any JSON value anywhere, and most are not checked before use. `owner` is the
+    model's name or file, for the message.
     """
     try:
         yield
@@ -236,7 +236,7 @@ class Checkpoint:
 class OwnModule:
     """Function that builds a network, in place of the one that a model's ``config.json`` describes.
 
-    A subclass or the user supplies it, and may also supply a tokenizer.
+    The user or a subclass of a classifier supplies the function, and may also supply a tokenizer.
     """
 
     # Builds the module, with random weights, from the parsed ``config.json``.
@@ -457,12 +457,9 @@ def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -
 
 
 def _labels_or_default(config: dict[str, Any], name: str) -> tuple[str, ...]:
-    """Return a classifier's labels, ordered by id, or transformers' default names for them.
-
-    transformers does not save its default of two labels.
-    """
     if config.get("id2label") or config.get("label2id"):
         return labels_in_order(config, name)
+    # transformers does not save its default of two labels.
     return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
 
 
@@ -473,11 +470,7 @@ def _adapted_classifier(
     problem_type: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Return a description of a text classifier that is a LoRA adapter of another model, its base.
-
-    `adapter` is the parsed ``adapter_config.json``. `base_model` overrides the base that is named
-    there, and `problem_type` the base's problem type.
-    """
+    """Describe a classifier that is a LoRA adapter; `adapter` is its ``adapter_config.json``."""
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
     outputs = {s[0] for name, s in shapes.items() if len(s) == 2 and LAST_LAYER.search(name)}
@@ -541,8 +534,7 @@ def _with_base_model(
 ) -> Checkpoint:
     """Return a description of a model whose ``config.json`` names a base model in place of sizes.
 
-    Sizes, such as the number of layers, are read from the configuration of `base_model`; if None,
-    of the base model that `config` names. `layout` is the constant for the network's architecture.
+    `base_model` overrides the one in `config`.
     """
     # Heads are in the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
@@ -635,7 +627,7 @@ def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def is_published_gte(config: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration is of a GTE model as published, not of transformers' class."""
+    """Tell whether a configuration has the format of published GTE models, not of `GteConfig`."""
     return config.get("model_type") in ("new", "gte") and "rope_parameters" not in config
 
 

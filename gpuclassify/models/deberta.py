@@ -92,13 +92,11 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
             return super().save_pretrained(folder, **settings)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write the weights and ``config.json``, in the format of the published classifiers.
-
-        If the backbone is neither on the Hub nor well known, its configuration is written, too.
-        """
+        """Write the weights and ``config.json``, in the format of the published classifiers."""
         super()._save_pretrained(save_directory)
         config = dict(self.config)
         base_model = config["base_model"]
+        # The configuration of a backbone that is neither on the Hub nor well known is saved, too.
         is_elsewhere = "/" in base_model and not hub.is_directory_name(base_model)
         if not is_elsewhere and base_model.lower() not in KNOWN_BACKBONES:
             config["base_model"] = INSIDE
@@ -116,10 +114,7 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         token: str | bool | None,
         **_: object,
     ) -> Deberta:
-        """Load a model for ``from_pretrained``, from safetensors only; it can be trained further.
-
-        Raises CheckpointError unless the file has exactly the tensors of the network.
-        """
+        """Load a model for ``from_pretrained`` from safetensors only; it can be trained further."""
         if isinstance(token, str):
             hub.remember_token(model_id, token)
         folder = None if cache_dir is None else str(cache_dir)
@@ -136,4 +131,4 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
             return cls(config, random_backbone(checkpoint.sizes, model_id))
 
         module: Any = load_module(checkpoint, directory, torch.float32, OwnModule(build))
-        return module.requires_grad_(True)  # the user may train it further
+        return module.requires_grad_(True)

@@ -130,11 +130,7 @@ def convert_head(
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a head's file by name, in the order of its layers.
-
-    That is the order in the file or, for safetensors, whose files have no order, the names sorted
-    with numbers by value. Raises CheckpointError if the file is damaged or of another format.
-    """
+    """Read the tensors of a head's file by name, in the order of its layers."""
     kind = path.suffix.lower()
     if kind in PICKLES:
         return _read_pickle(path)
@@ -156,8 +152,8 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
     by_name = load_file(path)
 
+    # safetensors keeps no order, so names are sorted, "layers.10" after "layers.9".
     def natural(name: str) -> list[Any]:
-        """Return a sort key for tensor names that puts "layers.10" after "layers.9"."""
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
     return {name: _as_numpy(by_name[name]) for name in sorted(by_name, key=natural)}
@@ -172,22 +168,16 @@ _READERS = {".safetensors": _read_safetensors, ".npz": _read_npz}
 
 
 class _Omitted:
-    """Stand-in for functions and classes that a pickle names; a call gives an empty dictionary.
-
-    So a checkpoint's tensors can be read without running code of the pickle.
-    """
+    """Stand-in for functions and classes that a pickle names; a call gives an empty dictionary."""
 
     def __new__(cls, *_: object) -> Any:
         return OrderedDict()
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a head from a pickle with torch, by name, without running its code.
+    """Read a head's tensors from a pickle by name, without running its code; {} if there are none.
 
-    They are at the top level, or under a key such as Lightning's "state_dict"; {} if there are
-    none. Lightning's checkpoints also hold hyper-parameters and callback states of any class; these
-    are not needed, and become empty dictionaries. Raises CheckpointError if torch cannot read the
-    file.
+    Lightning's checkpoints also hold objects of any class, which become empty dictionaries.
     """
     import torch
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -219,10 +209,7 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
 
 
 def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Layer]:
-    """Return a head's linear layers by name: each weight (outputs, inputs) and bias (outputs,).
-
-    Raises CheckpointError if the tensors of the file `path` are not linear layers alone.
-    """
+    """Return a head's linear layers by name; raise CheckpointError if there are other tensors."""
     weights: dict[str, np.ndarray] = {}
     biases: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():

@@ -104,7 +104,7 @@ class HeadNetwork:
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
         """Compute the head's outputs, float32 (texts, outputs), from embeddings (texts, width).
 
-        They are scores of a regression or logits, after `output_activation` if there is one.
+        Outputs are logits or a regression's scores, after `output_activation` if there is one.
         """
         activate, values = HIDDEN_ACTIVATIONS[self.hidden_activation], embeddings
         for number, (weight, bias) in enumerate(self.layers):
@@ -206,7 +206,6 @@ def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> He
 
 
 def _check_config(config: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless `config` is the ``config.json`` of a head on embeddings."""
     if config.get("model_type") != EMBEDDING_HEAD:
         raise CheckpointError(
             f"{name} is no head on embeddings: its model_type is {config.get('model_type')!r}, and "
@@ -241,11 +240,7 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
 def _check_widths(
     shapes: Mapping[str, tuple[int, ...]], labels: tuple[str, ...], name: str
 ) -> tuple[int, ...]:
-    """Return the widths of a head: each layer's number of inputs, then the last one's outputs.
-
-    `shapes` are shapes of tensors by name. Raises CheckpointError, which calls the head `name`, if
-    they do not fit each other or the labels.
-    """
+    """Check the shapes of a head's tensors; return the inputs of each layer, then the outputs."""
     count = max(len(shapes) // 2, 1)
     weights = [shapes.get(f"layers.{number}.weight", ()) for number in range(count)]
     biases = [shapes.get(f"layers.{number}.bias", ()) for number in range(count)]

@@ -117,9 +117,10 @@ def longest_input(
 ) -> int:
     """Return the default maximum number of tokens in a text, special tokens included.
 
-    It is the smallest of the limits by the configuration, the tokenizer and the position tables of
-    `module` (the network). Without such a limit it is `max_position_embeddings`, or else a default.
-    `config` is the configuration of a user's network, whose sizes the checkpoint may lack.
+    It is the smallest of the limits by the configuration, the tokenizer and the tables of learned
+    positions in `module` (the network). Without such a limit it is `max_position_embeddings`, or
+    else a default. `config` is the configuration of a user's network, whose sizes the checkpoint
+    may lack.
     """
     sizes, is_own = checkpoint.sizes, checkpoint.layout == OWN_MODULE
     if is_own:
@@ -133,10 +134,7 @@ def longest_input(
 
 
 def _table_limit(module: nn.Module) -> int | None:
-    """Return the maximum number of tokens that a network's tables of learned positions allow.
-
-    The smallest table counts. Returns None if the network has no such table.
-    """
+    """Return the maximum number of tokens that a network's tables of learned positions allow."""
     limits = []
     for name, part in module.named_modules():
         *path, last = name.split(".")
@@ -170,10 +168,7 @@ def build_without_memory(checkpoint: Checkpoint, custom: OwnModule | None = None
 
 
 def _tied_names(module: nn.Module) -> list[list[str]]:
-    """List the names of each tensor of a network; a tensor shared by layers has several.
-
-    safetensors stores a shared tensor under one name only.
-    """
+    """List the names of each tensor of a network; a tensor shared by layers has several."""
     names = defaultdict(list)
     for name, tensor in module.state_dict(keep_vars=True).items():
         names[id(tensor)].append(name)
@@ -223,7 +218,6 @@ def _build(checkpoint: Checkpoint, custom: OwnModule | None) -> nn.Module:
 
 
 def _auto_class(checkpoint: Checkpoint) -> Any:
-    """Return the transformers class that builds and loads a checkpoint, such as `AutoModel`."""
     import transformers
 
     if checkpoint.sentence is not None:
@@ -236,7 +230,7 @@ def _auto_class(checkpoint: Checkpoint) -> Any:
 def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
     """Build a transformers network without a head, with random float32 weights.
 
-    `sizes` is its configuration. Messages call it `owner`.
+    `sizes` is its configuration, and `owner` its name, for messages.
     """
     from transformers import AutoModel
 
@@ -244,10 +238,10 @@ def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
 
 
 def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
-    """Build a network with random float32 weights by a transformers class such as `AutoModel`.
+    """Build a network with random float32 weights by `loader`, a class such as `AutoModel`.
 
-    Raises CheckpointError, which calls the model `owner`, if the class has no such network, or a
-    size has a wrong value.
+    Raises CheckpointError, which calls the model `owner`, if transformers has no such class for
+    this architecture, or a size has a wrong value.
     """
     if type(config) not in loader._model_mapping:
         kind = loader.__name__.removeprefix("AutoModel").removeprefix("For") or "encoder"
@@ -292,7 +286,7 @@ def _load_strictly(
     module = _build(checkpoint, custom)
     slices = read_weights(directory)
     tensors = {name: slices[name][...].to(dtype) for name in slices.keys() - LEGACY_BUFFERS}
-    for names in _tied_names(module):
+    for names in _tied_names(module):  # safetensors stores a shared tensor under one name
         stored = next((tensors[name] for name in names if name in tensors), None)
         tensors |= {} if stored is None else dict.fromkeys(set(names) - tensors.keys(), stored)
     expected = shapes_of(module.state_dict())
@@ -304,10 +298,9 @@ def _load_strictly(
 def read_weights(directory: Path) -> dict[str, Any]:
     """Open the safetensors files in a model's directory; return lazy slices of tensors by name.
 
-    Indexing a slice with ``[...]`` reads the tensor.
-
-    Files that cannot change are memory-mapped, so that processes share them. Other files are read,
-    because a mapped file that is overwritten changes the model, and one cut short ends the process.
+    Indexing a slice with ``[...]`` reads the tensor. Files that cannot change are memory-mapped, so
+    that processes share them. Other files are read, because a mapped file that is overwritten
+    changes the model, and one cut short ends the process.
     """
     slices: dict[str, Any] = {}
     for path, is_fixed in hub.weights_paths(directory).items():
@@ -414,10 +407,6 @@ def pretrained(
 
 
 def _merge_adapter(network: PreTrainedModel, checkpoint: Checkpoint, directory: Path) -> nn.Module:
-    """Merge the LoRA adapter in `directory` into a network's weights, and return the network.
-
-    `checkpoint` describes the network.
-    """
     with torch.device("meta"):
         shell = _build(checkpoint, None)
     config, tensors = load_adapter(directory, shell, network.device)
@@ -505,10 +494,7 @@ def import_peft() -> ModuleType:
 
 
 def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
-    """Convert a LoRA adapter's parsed ``adapter_config.json`` to peft's `LoraConfig`.
-
-    `network` is its base model. Raises CheckpointError if peft does not apply a setting.
-    """
+    """Convert a parsed ``adapter_config.json`` to peft's `LoraConfig` for the base `network`."""
     names = itertools.chain(network.named_modules(), network.named_parameters())
     settings = without_expressions(settings, (name for name, _ in names))
     # Some initializations of an adapter would change the base weights.
@@ -521,8 +507,5 @@ def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
 
 
 def _without_base(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Return an adapter's tensors by name, without tensors of its base model.
-
-    peft may save both in one file.
-    """
+    # peft may save an adapter and tensors of its base model in one file.
     return {name: value for name, value in tensors.items() if ".base_layer.weight" not in name}

@@ -26,17 +26,19 @@ def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.
 
 
 def first_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the hidden state of each row's first token that is not padding, (rows, width).
+    """Return the hidden state of each row's first token that is not padding, float32.
 
-    `states` are (rows, tokens, width), and the mask (rows, tokens) is 0 for padding. Float32.
+    `states` are (rows, tokens, width), and the mask (rows, tokens) is 0 for padding. The result is
+    (rows, width).
     """
     return _rows_at(states, attention_mask.argmax(dim=1)).float()
 
 
 def last_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the hidden state of each row's last token that is not padding, (rows, width).
+    """Return the hidden state of each row's last token that is not padding, float32.
 
-    `states` are (rows, tokens, width), and the mask (rows, tokens) is 0 for padding. Float32.
+    `states` are (rows, tokens, width), and the mask (rows, tokens) is 0 for padding. The result is
+    (rows, width).
     """
     columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     return _rows_at(states, (attention_mask * columns).argmax(dim=1)).float()

@@ -104,6 +104,7 @@ def read_embedding_checkpoint(
     files = _Files(identity, cache_dir)
     modules = files.modules()
     folders = dict(modules)
+    # Older models of model2vec have no modules.json.
     if "StaticEmbedding" in folders or (not folders and files.are_from_model2vec):
         layout, (config, sentence) = STATIC, files.table(folders.get("StaticEmbedding", ""))
         if pooling not in (None, "mean"):
@@ -138,10 +139,10 @@ def as_cross_encoder(
 ) -> Checkpoint:
     """Return the description of a classifier of text pairs with settings of CrossEncoder added.
 
-    CrossEncoder is the class of sentence-transformers for such models. The settings are the default
-    prompt, the maximum number of tokens, and, with `has_activation`, whether a single output gets a
-    sigmoid. As in sentence-transformers, a model without ``modules.json`` has transformers' files
-    only, and ``config.json`` may name the activation. Raises CheckpointError, which names settings
+    CrossEncoder is the class of sentence-transformers for such models. Three settings are read from
+    its files: the default prompt, the maximum number of tokens, and, with `has_activation`, whether
+    a single output gets a sigmoid. A model without ``modules.json`` has transformers' files only,
+    and its ``config.json`` may name the activation. Raises CheckpointError, which names settings
     that would give other scores here than in sentence-transformers.
     """
     files = _Files(checkpoint.identity, cache_dir, _PAIRS)
@@ -163,14 +164,13 @@ def as_cross_encoder(
 def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
     """Tell whether CrossEncoder would apply a sigmoid to the model's single output.
 
-    The activation in the files decides; `saved` are the model's settings of sentence-transformers.
-    Without an activation, it is a sigmoid unless ``config.json`` states a `problem_type`.
+    `saved` are the settings in ``config_sentence_transformers.json``.
     """
     config = checkpoint.config
     settings = (saved, config.get("sentence_transformers") or {})
     named = [found["activation_fn"] for found in settings if found.get("activation_fn")]
     name = (*named, config.get("sbert_ce_default_activation_function"))[0]
-    if name is None:
+    if name is None:  # CrossEncoder's default
         return not config.get("problem_type")
     library, _, kind = str(name).rpartition(".")
     if kind not in ("Identity", "Sigmoid") or not f"{library}.".startswith("torch.nn."):
@@ -184,14 +184,11 @@ def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Files:
-    """Reader of a model's files in the format of sentence-transformers, which also checks them.
-
-    Each file may be missing. `model_type` is "SentenceTransformer" or "CrossEncoder".
-    """
+    """Reader of a model's files in the format of sentence-transformers; each may be missing."""
 
     identity: Identity
     cache_dir: str | None
-    model_type: str = _SENTENCE
+    model_type: str = _SENTENCE  # or `_PAIRS`
 
     @property
     def have_model_type(self) -> bool:
@@ -201,14 +198,10 @@ class _Files:
         return self.settings().get("model_type", _SENTENCE) == self.model_type
 
     def settings(self) -> dict[str, Any]:
-        """Read the whole model's settings, ``config_sentence_transformers.json``; {} without it."""
         return self._read(_SETTINGS) or {}
 
     def sizes(self) -> dict[str, Any]:
-        """Read the network's ``config.json``, which has its sizes, such as the number of layers.
-
-        Raises CheckpointError if it is missing, or the model is an adapter or an encoder-decoder.
-        """
+        """Read ``config.json``, which has sizes; refuse adapters and encoder-decoders."""
         config, name = self._read("config.json"), self.identity.name
         if self._read("adapter_config.json") is not None:
             raise CheckpointError(
@@ -228,17 +221,12 @@ class _Files:
 
     @property
     def are_from_model2vec(self) -> bool:
-        """Whether the model's ``config.json`` was saved by model2vec.
-
-        Older models of model2vec have no ``modules.json``.
-        """
         return is_model2vec(self._read("config.json") or {})
 
     def table(self, folder: str) -> tuple[dict[str, Any], SentenceModel]:
         """Return the size of a static model's table of token vectors, and the model's settings.
 
-        The first dict has ``model_type``, ``vocab_size`` and ``hidden_size``. `folder` has the
-        weights.
+        `folder` has the weights.
         """
         name, weights = self.identity.name, f"{folder}/{WEIGHTS}".lstrip("/")
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
@@ -282,10 +270,7 @@ class _Files:
         return linear[0]
 
     def modules(self) -> list[tuple[str, str]]:
-        """Check ``modules.json``, and return the kind and folder of each module in it.
-
-        A kind is "Transformer", "Pooling" and so on. The list is empty without the file.
-        """
+        """Check ``modules.json``; return each module's kind, such as "Pooling", and its folder."""
         name = self.identity.name
         text = hub.read_text(self.identity, _MODULES, cache_dir=self.cache_dir)
         if text is None:
@@ -330,10 +315,7 @@ class _Files:
         return folder_of_module
 
     def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
-        """Read the pooling module's settings; {} without modules.
-
-        `modules` has the folder of each module by kind, such as "Pooling".
-        """
+        """Read the pooling module's settings; `modules` maps kinds of modules to folders."""
         if not modules:
             return {}
         filename = f"{modules['Pooling']}/config.json"
@@ -346,10 +328,7 @@ class _Files:
         return config
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Read the Transformer module's settings, which are about tokenizing; {} without a file.
-
-        Raises CheckpointError if a setting would change outputs, and this package ignores it.
-        """
+        """Read the Transformer module's settings, and refuse those that would change outputs."""
         name = self.identity.name
         present = hub.list_files(self.identity, cache_dir=self.cache_dir)
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
@@ -370,22 +349,15 @@ class _Files:
         return settings
 
     def _are_lower_cased(self, present: Collection[str]) -> bool:
-        """Tell whether the model's tokenizer converts texts to lower case.
-
-        `present` are names of the model's files. If there is a ``tokenizer.json``, its normalizer
-        decides. ``do_lower_case`` in ``tokenizer_config.json`` affects WordPiece vocabularies only.
-        """
+        """Tell whether the tokenizer lower-cases texts; `present` are the model's files."""
         if "tokenizer.json" in present:
             return _lowers((self._read("tokenizer.json") or {}).get("normalizer"))
         config = self._read("tokenizer_config.json") or {}
+        # `do_lower_case` affects WordPiece vocabularies only.
         return "vocab.txt" in present and config.get("do_lower_case") is True
 
     def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None, int | None]:
-        """Return the prompts as (name, text), the default prompt's name, and `truncate_dim`.
-
-        The latter is the number of dimensions of embeddings to keep. Name and number are None if
-        the files state none.
-        """
+        """Return the prompts as (name, text), the default prompt's name, and `truncate_dim`."""
         config, name = self.settings(), self.identity.name
         kind = config.get("model_type", _SENTENCE)
         if kind != self.model_type:
@@ -406,10 +378,7 @@ class _Files:
     def _size(
         self, settings: Mapping[str, Any], key: str, default: int | None = None
     ) -> int | None:
-        """Return the setting called `key`: an int of at least 1, or None if it is null.
-
-        A missing setting is `default`. Raises CheckpointError for any other value.
-        """
+        """Return the setting `key`; raise CheckpointError unless it is None or an int above 0."""
         value = settings.get(key, default)
         if value is not None and (type(value) is not int or value < 1):
             raise CheckpointError(
@@ -441,7 +410,6 @@ def _pooling(pooling_config: Mapping[str, Any], config: Mapping[str, Any], name:
 
 
 def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
-    """Tell whether the normalizer in a ``tokenizer.json`` converts texts to lower case."""
     normalizer = normalizer or {}
     kind = normalizer.get("type")
     if kind == "Sequence":
@@ -450,11 +418,7 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
-    """Tell whether this package may ignore a setting of a model's Transformer module.
-
-    It may if the setting does not affect outputs, or has the only value that this package supports.
-    `model_type` is "SentenceTransformer" or "CrossEncoder".
-    """
+    """Tell whether a setting of the Transformer module has no effect, or its only known value."""
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)

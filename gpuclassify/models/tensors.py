@@ -69,10 +69,11 @@ def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
 
 
 def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Select the tensor `names` that a checkpoint's weights must have, because they affect outputs.
+    """Return the tensor names, out of `names`, that a checkpoint's weight file must have.
 
-    An embedding model needs no pooler and no legacy buffer; a base model needs no tensor that its
-    LoRA adapter replaces.
+    `names` are the tensors of the network. A file may lack tensors that do not affect outputs: the
+    pooler and position ids of an embedding model, and layers of a base model that its LoRA adapter
+    replaces.
     """
     if checkpoint.base is not None:
         parts = json.loads(checkpoint.adapter_json).get("modules_to_save") or ()
@@ -83,11 +84,11 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def unused_tensors(unknown: Iterable[str], parts: Collection[str] | None = None) -> set[str]:
-    """Select the names of tensors whose presence shows weights of another architecture.
+    """Return the unknown tensor names that show that weights are of another architecture.
 
     `unknown` are names of a checkpoint's tensors that the network does not have. Names that are
     harmless, such as buffers of older releases and heads of pre-training, are left out. For a
-    network without a head, only names that begin with one of its submodules `parts` are selected.
+    network without a head, only names that begin with one of its submodules `parts` are returned.
     """
     names = [name for name in unknown if parts is None or name.partition(".")[0] in parts]
     return {name for name in names if not _UNUSED.search(name)}
@@ -101,9 +102,9 @@ def check_headers(
 ) -> None:
     """Compare the tensors in a checkpoint's safetensors headers with the network's `expected` ones.
 
-    Weights are not downloaded for it. Raises CheckpointError, which names tensors that are missing,
-    unknown or misshaped. If `expected` is None, headers are read and not compared. Each element of
-    `ties` lists names of one shared tensor, which a file may store under any of them.
+    Only headers are read: weights are not downloaded. If `expected` is None, nothing is compared.
+    Each element of `ties` lists the names of one shared tensor, which a file may store under any of
+    them. Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
     """
     home = checkpoint.base or checkpoint.identity
     shapes = hub.read_tensor_shapes(home, cache_dir=cache_dir)
@@ -232,10 +233,7 @@ def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
 
 
 def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield names and shapes of an encoder's tensors; nothing if the architecture is unknown.
-
-    `sizes` is the configuration of the network.
-    """
+    """Yield names and shapes of a BERT or DeBERTa-v3 encoder's tensors; nothing for other ones."""
     kind = str(sizes.get("model_type"))
     is_v3 = kind == _DEBERTA and all(sizes.get(k) == v for k, v in _DEBERTA_V3.items())
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]

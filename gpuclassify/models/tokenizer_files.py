@@ -36,8 +36,8 @@ _MASK_TAKES_SPACE = {
 def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
     """Load the tokenizer of a checkpoint from a directory, as a new transformers tokenizer.
 
-    Its maximum length is the checkpoint's, if it states one. Raises CheckpointError if no tokenizer
-    loads, or the model lacks an embedding for one of its tokens.
+    A maximum length that the checkpoint states replaces the tokenizer's. Raises CheckpointError if
+    no tokenizer loads, or the model lacks an embedding for one of its tokens.
     """
     most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
     settings: dict[str, Any] = {} if most is None else {"model_max_length": most}
@@ -50,10 +50,7 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
 
 
 def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
-    """Load the tokenizer of a static embedding model, without special tokens around a text.
-
-    `file` is a ``tokenizer.json``. The maximum length is the model's, if there is one.
-    """
+    """Load a static embedding model's ``tokenizer.json``, without special tokens around a text."""
     from transformers import PreTrainedTokenizerFast
 
     check_ids(checkpoint, load_backend(file, file))
@@ -69,11 +66,11 @@ def read_tokenizer(
 ) -> Any:
     """Load the tokenizer in a directory, as an object of transformers.
 
-    Token ids are those of ``tokenizer.json`` or, without that file, those that transformers 4 gives
-    from the vocabulary files. With `is_for_counts`, the tokenizer is only used to count tokens: its
-    own class, which imports torch, is not used, so that settings such as segment ids may be
-    missing. `settings` are passed to ``from_pretrained``. Raises CheckpointError, which calls the
-    model `owner`, if no tokenizer loads.
+    Token ids follow ``tokenizer.json``. Without that file, they are the ids that transformers 4
+    gives for the vocabulary files. With `is_for_counts`, the tokenizer is only used to count
+    tokens: its own class, which imports torch, is not used, so that settings such as segment ids
+    may be missing. `settings` are passed to ``from_pretrained``. Raises CheckpointError, which
+    calls the model `owner`, if no tokenizer loads.
     """
     from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
@@ -105,9 +102,7 @@ def read_tokenizer(
 def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -> Any:
     """Load a tokenizer that normalizes, splits and decodes as ``tokenizer.json`` says.
 
-    Special tokens, maximum length, and the sides of padding and truncation are declared by the
-    class that ``tokenizer_config.json`` names. With `is_for_counts`, this class is not used, which
-    saves the import of torch. `settings` are passed to ``from_pretrained``.
+    The class that ``tokenizer_config.json`` names only declares special tokens, lengths and sides.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -115,7 +110,7 @@ def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -
     settings = settings | {"local_files_only": True}
     plain = PreTrainedTokenizerFast.from_pretrained(directory, **settings)
     _add_declared_tokens(backend, plain)
-    if is_for_counts:
+    if is_for_counts:  # the tokenizer's own class would import torch
         return _replace_backend(plain, backend)
     from transformers import AutoTokenizer
 
@@ -135,10 +130,7 @@ def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -
 
 
 def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> None:
-    """Add tokens that other files than ``tokenizer.json`` declare to the tokenizer `backend`.
-
-    `plain` has read these files. Raises CheckpointError if a token gets another id than declared.
-    """
+    """Add tokens to `backend` that `plain` has read from files other than ``tokenizer.json``."""
     roles = {str(token) for token in plain.special_tokens_map.values()}
     added = [token for _, token in sorted(plain.added_tokens_decoder.items())]
     is_known = {str(token): backend.token_to_id(str(token)) is not None for token in added}
@@ -156,17 +148,12 @@ def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> 
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    """Return the settings in ``tokenizer_config.json``; empty if there is no such file."""
     file = directory / "tokenizer_config.json"
     return hub.read_json_file(file) if exists(file) else {}
 
 
 def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
-    """Make a transformers tokenizer use the fast tokenizer `backend`, and return it.
-
-    Truncation and padding of `backend` are turned off. Declarations of special tokens that it lacks
-    are removed.
-    """
+    """Make a transformers tokenizer use `backend`, and drop special tokens that `backend` lacks."""
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
@@ -180,7 +167,7 @@ def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> 
 def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any]) -> Any:
     """Load a tokenizer from vocabulary files, with the token ids that transformers 4 gives.
 
-    `models` are the names of SentencePiece files. `settings` are passed to ``from_pretrained``.
+    `models` are the names of SentencePiece files.
     """
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
@@ -208,9 +195,7 @@ def _convert(
 ) -> None:
     """Make a tokenizer normalize and split as the SentencePiece file says, as transformers 4 did.
 
-    `kind` is the name of the tokenizer's class without "Tokenizer", and `config` the parsed
-    ``tokenizer_config.json``. transformers 5 still has the converters of version 4, which read
-    attributes of the tokenizer. Raises ValueError if the class is not known.
+    `kind` is the name of the tokenizer's class without "Tokenizer".
     """
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import (
@@ -232,6 +217,7 @@ def _convert(
                 'tokenizer_config.json, such as {"tokenizer_class": "LlamaTokenizer"}'
             )
         return
+    # The converters are from transformers 4, and read attributes of the tokenizer.
     tokenizer.vocab_file = str(file)
     for name, value in (_DEFAULTS | _DEFAULTS_OF.get(kind, {}) | config).items():
         if isinstance(value, bool):

@@ -1,8 +1,8 @@
 """Gaps: offsets where a text can be cut without changing its tokens, and a cache of words' tokens.
 
 A gap is white space between two characters that do not interact across it, neither in normal forms
-and graphemes nor in letter case. A cut before it leaves a normalizer's result unchanged if that
-works by characters, and always falls between two words, which a model tokenizes one at a time.
+and graphemes nor in letter case. A cut before a gap does not change the result of a normalizer that
+works by characters. It always falls between two words, and a model tokenizes words one at a time.
 `ends_words_in_gaps` and `read_gaps` check a tokenizer's steps for this. If they fail, or a text
 contains an added token that absorbs white space, the text is tokenized whole.
 """
@@ -107,11 +107,7 @@ def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
 
 
 def _split_steps(description: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Split a pre-tokenizer's steps into two lists.
-
-    The first list has the leading steps that only split digits or punctuation off a word. The
-    second list begins with the first step of another kind, such as one that splits words.
-    """
+    """Split the steps before the first that does more than split off digits or punctuation."""
     steps = list(steps_of(description["pre_tokenizer"], "pretokenizers"))
     local = list(itertools.takewhile(lambda step: step["type"] in _LOCAL_SPLITTERS, steps))
     return local, steps[len(local) :]
@@ -140,7 +136,6 @@ def _is_local(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_ascii(normalizer: Any) -> bool:
-    """Return whether a normalizer leaves printable ASCII as it is, except for letter case."""
     return normalizer is None or normalizer.normalize_str(_PRINTABLE).lower() == _PRINTABLE.lower()
 
 
@@ -177,7 +172,8 @@ class Gaps:
         """Find the words in concatenated UTF-8 texts, as the bytes from one gap to the next.
 
         `data` are the bytes, uint8, and `offsets`, (texts + 1,), the texts' offsets in `data`.
-        Returns the words' offsets in `data`, ascending, and its length, int64 (words + 1,).
+        Returns the offsets in `data` at which words begin, ascending, and ``len(data)`` at the end,
+        int64 (words + 1,).
         """
         begins = np.zeros(len(data) + 1, dtype=bool)
         begins[offsets] = True
@@ -218,7 +214,6 @@ class Gaps:
 
 
 def _is_alphanumeric(data: np.ndarray) -> np.ndarray:
-    """Return a mask of the bytes that are ASCII letters or digits."""
     return ((data | 0x20) - ord("a") < 26) | (data - ord("0") < 10)  # uint8 wraps around below 0
 
 
@@ -291,7 +286,6 @@ class _Rules:
         return {token["content"], self.normalize(token["content"])}
 
     def _absorbs_space(self, token: dict[str, Any]) -> bool:
-        """Return whether an added token includes the white space next to it, so it is no gap."""
         has_edge = any(form != form.strip() for form in self._forms_of(token))
         extends = token["lstrip"] or token["rstrip"] or (token["single_word"] and has_edge)
         return bool(token["content"] and extends)
@@ -309,10 +303,7 @@ class _Rules:
         )
 
     def spaces(self) -> str:
-        """Return the white space characters that can separate words where a text is cut.
-
-        Each is normalized before a word alone as it is within a text. Empty if there are none.
-        """
+        """Return white space that can separate words where a text is cut; "" if there is none."""
         spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
 
@@ -352,12 +343,7 @@ class _Rules:
         )
 
     def character_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return five masks of characters by code point, bool (0x10000,) each, as fields of `Gaps`.
-
-        They are the characters that may precede a gap, those of them that are combining marks, and
-        those that may precede a gap that starts with a line end; and the characters that may follow
-        a gap, and a word's leading space.
-        """
+        """Return five masks by code point, bool (0x10000,): `before` to `after_space` of `Gaps`."""
         before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
         splits_runs, normalize = self.splits_runs(), self.normalize
         for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
@@ -469,11 +455,7 @@ class WordCache:
         return Words(rows, indices, np.searchsorted(bounds, offsets))
 
     def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
-        """Return whether cutting texts into words would be faster than tokenizing whole texts.
-
-        `data` are the texts in UTF-8, and `bounds` the offsets of their words. Cutting is faster if
-        few of the first words (about `_COUNTED_BYTES`) are new to the cache.
-        """
+        """Return whether few of the first words are new to the cache, so that cutting is faster."""
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
         distinct = _encode_words(data, counted).dictionary
         is_new = [not (w in self._younger or w in self._older) for w in distinct.to_pylist()]
@@ -485,8 +467,7 @@ class WordCache:
     def _bounds(self, gaps: Gaps, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return the words' offsets in concatenated texts; a text with few gaps is a single word.
 
-        `data` are the texts in UTF-8, and `offsets`, (texts + 1,), the texts' offsets in it. A text
-        is also a single word if it contains an added token that absorbs white space.
+        A text that contains an added token that absorbs white space is also a single word.
         """
         bounds = gaps.cut(data, offsets)
         first = np.searchsorted(bounds, offsets)
@@ -507,8 +488,7 @@ class WordCache:
     def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
         """Return each distinct word's token ids as int32 bytes, and the index there of every word.
 
-        `bounds` are the words' offsets in the UTF-8 bytes `data`. New words are tokenized and
-        cached.
+        New words are tokenized and cached.
         """
         coded = _encode_words(data, bounds)
         distinct, lengths = coded.dictionary.to_pylist(), _byte_lengths(coded.dictionary)
@@ -534,8 +514,7 @@ class WordCache:
     def _tokenize(self, words: list[str], short: int) -> Sequence[bytes]:
         """Return the int32 token ids of each of `words`, as bytes, from the tokenizer.
 
-        `short` is a count: the first `short` words are tokenized many at a time, joined to texts,
-        which is faster. The other words are tokenized one at a time.
+        The first `short` words are joined and tokenized many at a time, which is faster.
         """
         if not words:
             return []
@@ -564,11 +543,11 @@ class WordCache:
     def _cutting_pays(self, is_new: np.ndarray, lengths: np.ndarray, bounds: np.ndarray) -> bool:
         """Return whether new words are few enough that cutting texts into words is faster.
 
-        `is_new`, a mask, and `lengths`, in bytes, have an element per distinct word. `bounds` are
-        the offsets in bytes of all words. Long words are ignored, because they cost the same alone
-        and within their texts.
+        `is_new` and `lengths` have an element per distinct word, and `bounds` are offsets of all
+        words.
         """
         most = _MOST_NEW if self._cut_bytes > _FIRST_BYTES else _MOST_NEW_AT_FIRST
+        # Long words are ignored, because they cost the same alone and within their texts.
         sizes = lengths[is_new], np.diff(bounds)
         new_bytes, all_bytes = (words[words <= LONGEST_WORD].sum() for words in sizes)
         return bool(new_bytes < most * all_bytes)
@@ -584,11 +563,7 @@ class WordCache:
 
 
 def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
-    """Make a ``tokenizers.Tokenizer`` for texts of many words, joined by the token `_BETWEEN`.
-
-    It has the model and steps of `backend`, and `description` is the parsed ``tokenizer.json`` of
-    `backend`. Returns None if joined words would not have the same tokens as single words.
-    """
+    """Copy `backend` for words joined by `_BETWEEN`; None if they would have other tokens."""
     from tokenizers import AddedToken, Tokenizer
 
     if '"first"' in json.dumps(description["pre_tokenizer"]):  # only a text's start gets a prefix
@@ -612,17 +587,13 @@ def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
 
 
 def _encode_words(data: np.ndarray, bounds: np.ndarray) -> pa.DictionaryArray:
-    """Return the words in the UTF-8 bytes `data`, dictionary-encoded to find distinct words.
-
-    `bounds`, int64 (words + 1,), are the words' offsets in `data`.
-    """
     buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds)), pa.py_buffer(data)]
     words = pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
     return words.dictionary_encode()
 
 
 def _byte_lengths(words: Any) -> np.ndarray:
-    """Return the number of bytes of each string of an unsliced large_string array, int64."""
+    # The buffer has the offsets of an unsliced large_string array.
     return np.diff(np.frombuffer(words.buffers()[1], np.int64, len(words) + 1))
 
 

@@ -211,10 +211,7 @@ class TokenStream:
         return block.tokens.take([window])
 
     def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
-        """Tokenize texts with indices from ``bounds[0]`` up to ``bounds[1]``, on another thread.
-
-        Returns their new windows, which are not equal to earlier ones.
-        """
+        """Tokenize a range of texts; return their windows that are not equal to earlier ones."""
         stats = self._stats
         with _tokenizing.share() as share:
             windows = self._source.windows(*bounds, stats)
@@ -227,10 +224,7 @@ class TokenStream:
         return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
-        """Record the index of each window among the distinct windows.
-
-        Returns the indices, in the block, of windows that are not equal to earlier ones.
-        """
+        """Record each window's index among the distinct ones; return the rows of new windows."""
         new = []
         for row, key in enumerate(tokens.digests()):
             if key not in self._first:

@@ -22,8 +22,9 @@ from gpuclassify.tokenizing.gaps import Words, prefix_end, steps_of, word_cache
 # token, but too short a prefix costs more than one too long, because the text is tokenized again.
 MOST_CHARS_PER_TOKEN = 6
 
-# First text of all pairs, None for pairs of two columns, or second texts for each text; and the
-# truncation.
+# Query and truncation of text pairs. The query is the first text of every pair, None if texts are
+# pairs already, or a tuple of second texts that are paired with each text. The truncation is
+# "longest_first", "only_first" or "only_second", as in transformers.
 Pairing = tuple[str | tuple[str, ...] | None, str]
 
 
@@ -36,7 +37,7 @@ class TextTokenizer:
     With an `overlap`, long texts are cut into windows that share that many tokens, instead of being
     truncated. If `counts_rest` is false, the tokens behind a cut are not counted:
     `TextTokens.whole_length` of a cut text may be inexact, and only a prefix of a long text is
-    tokenized, one proven to begin with the same tokens.
+    tokenized, one that provably gives the same tokens up to the cut.
 
     With `end_chars`, a text longer than twice that has two windows: tokens of its first `end_chars`
     characters, and tokens of its last ones. A shorter text has the first window only. FinePDFs
@@ -45,10 +46,10 @@ class TextTokenizer:
     With `has_special_once`, a text's windows are spans of the text with its special tokens, as in
     the usual evaluation of language models. Otherwise, every window has special tokens.
 
-    `pairing` is a query and a `PairTruncation`: each text becomes the second of a pair with the
-    query. If the query is None, texts are tuples of two. If it is a tuple of texts, such as the
-    hypotheses of a zero-shot classifier, each text is the first of a pair with each of them, and
-    has one window per pair. Its own tokens are made once.
+    `pairing` is a query and a truncation strategy for pairs of texts. If the query is a text, it is
+    the first text of every pair. If it is None, texts are tuples of two. If it is a tuple of texts,
+    such as the hypotheses of a zero-shot classifier, each text is paired with each of them and has
+    one window per pair. The text's own tokens are made once.
 
     Raises ValueError if special tokens, overlap or a hypothesis leave no room for text.
     """
@@ -112,7 +113,6 @@ class TextTokenizer:
         return query if isinstance(query, tuple) else ()
 
     def _check_hypotheses(self) -> None:
-        """Raise ValueError if a hypothesis leaves no room for a token of the text."""
         for hypothesis, ids in zip(self.hypotheses, self._all_ids(self.hypotheses), strict=True):
             if len(ids) >= self._room:
                 raise ValueError(
@@ -133,23 +133,23 @@ class TextTokenizer:
 
     @property
     def cut(self) -> Hashable:
-        """Key of how texts are cut: two tokenizers with equal keys cut equal tokens equally.
+        """Key of the settings that cut texts: equal keys mean that equal tokens are cut equally.
 
-        Used to share cut tokens between mappers.
+        Mappers (models) whose tokenizers have equal keys share cut tokens.
         """
         return (self.max_tokens, self.overlap, self.counts_rest)
 
     @property
     def special_before(self) -> int:
-        """Number of special tokens before a text's own tokens; needs a `backend`."""
+        """Number of special tokens before a text's own tokens; only fast tokenizers have it."""
         return self._template[2][0]
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
-        """Key of the tokens: two tokenizers with equal keys give equal tokens before any cut.
+        """Key of the tokenizer: equal keys mean that equal texts have equal tokens before any cut.
 
-        Used to share tokens between mappers. A tokenizer written in Python has no complete
-        description, so its key equals no other tokenizer's.
+        Mappers (models) whose tokenizers have equal keys share tokens. A tokenizer written in
+        Python has no complete description, so its key equals no other tokenizer's.
         """
         if self.backend is None:
             return id(self)
@@ -172,8 +172,7 @@ class TextTokenizer:
     def _cut_sides(self, sides: list[Words]) -> TokenBatch:
         """Truncate the tokens of texts, or of both sides of pairs, and add special tokens.
 
-        `sides` has the tokens of all texts or, for pairs, of all first texts and of all second
-        texts.
+        `sides` has one element for texts and two for pairs: all first texts, and all second texts.
         """
         lengths = np.stack([side.lengths for side in sides])
         kept = self._truncated_lengths(lengths)
@@ -189,9 +188,8 @@ class TextTokenizer:
     ) -> TokenBatch:
         """Make a batch by adding special tokens to the token ids that a cut has left.
 
-        Pairs of texts have two sides, and single texts one. `flats` has an array per side: the ids
-        of all texts, concatenated. `kept`, int64 (sides, texts), are the numbers of ids in them per
-        text, and `whole`, int64 (texts,), the numbers of tokens before the cut.
+        `flats` has the concatenated ids of each side, `kept` (sides, texts) their numbers per text,
+        and `whole` (texts,) the numbers before the cut.
         """
         template, types, slots = self._template
         counts = np.ones((len(template), kept.shape[1]), dtype=np.int64)
@@ -213,9 +211,10 @@ class TextTokenizer:
         return TokenBatch(ids, offsets, type_ids, whole)
 
     def char_counts(self, texts: Sequence[Any]) -> np.ndarray:
-        """Count the characters of each text that are tokenized, int64 (texts,), to form blocks.
+        """Count the characters of each text that will be tokenized, int64 (texts,).
 
-        It is an estimate: a longer prefix of a text is tokenized if the first one is too short.
+        Used to divide texts into blocks. The counts are estimates: a longer prefix of a text is
+        tokenized if the first one is too short.
         """
         if self.pairing is not None and self.pairing[0] is None:
             return np.array([len(first) + len(second) for first, second in texts], dtype=np.int64)
@@ -239,10 +238,7 @@ class TextTokenizer:
         return [[pair[side] for pair in texts] for side in (0, 1)]
 
     def _truncated_lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the numbers of tokens after truncation as in transformers, int64 (sides, texts).
-
-        `lengths` are the numbers before truncation, without special tokens.
-        """
+        """Return numbers of tokens after truncation as in transformers, int64 (sides, texts)."""
         if self.pairing is None:
             return np.minimum(lengths, self._room)
         room, (_, truncation) = self._room, self.pairing
@@ -266,11 +262,7 @@ class TextTokenizer:
         return np.where(is_cut, [lengths[0], room - lengths[0]], lengths)
 
     def _cut_pair(self, *sides: list[int]) -> TextTokens:
-        """Truncate the token ids of a pair's two texts, and join them to one window.
-
-        Used for tokenizers written in Python. `sides` are the token ids of the first and second
-        text.
-        """
+        """Truncate and join the token ids of a pair, for tokenizers written in Python."""
         lengths = np.array([[len(ids)] for ids in sides])
         kept = self._truncated_lengths(lengths)
         starts = (lengths - kept) * self.cuts_left
@@ -295,11 +287,7 @@ class TextTokenizer:
         return _split_batch(self(texts))
 
     def _encode_pairs(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Tokenize texts once, and pair each with every hypothesis, in a window per pair.
-
-        Returns the windows by text, in the order of the hypotheses. `TextTokens.whole_length` is
-        the sum over the pairs.
-        """
+        """Tokenize texts once, and pair each with every hypothesis, in a window per pair."""
         hypotheses = self.hypotheses
         if self.backend is None:
             firsts, seconds = self._all_ids(texts), self._all_ids(hypotheses)
@@ -311,10 +299,7 @@ class TextTokenizer:
         return [_join_windows(tokens) for tokens in zip(*pairs, strict=True)]
 
     def _read_ends(self, text: str, chars: int) -> TextTokens:
-        """Tokenize a text's first and last `chars` characters, for ``long_text="ends"``.
-
-        They are two windows; a short text has one window.
-        """
+        """Tokenize a text's first and last `chars` characters, for ``long_text="ends"``."""
         parts = [text[:chars], text[-chars:]] if len(text) > 2 * chars else [text[:chars]]
         ends = self._all_ids(parts)
         count = sum(map(len, ends))
@@ -324,10 +309,7 @@ class TextTokenizer:
         return self._windows(read, count + len(read) * self.special_tokens)
 
     def _all_ids(self, texts: Sequence[str]) -> list[Any]:
-        """Return the token ids of each text, without special tokens.
-
-        Of a long text, they may be the ids of a prefix that is cut to the same windows.
-        """
+        """Return the token ids of each text, or of a prefix that is cut to the same windows."""
         if self.backend is not None:
             (words,) = self._tokenize_sides([texts])
             flat = words.take(np.zeros_like(words.lengths), words.lengths)
@@ -340,8 +322,7 @@ class TextTokenizer:
     def _tokenize_sides(self, sides: Sequence[Sequence[str]]) -> list[Words]:
         """Tokenize the texts on each side of pairs, or on the only side, without special tokens.
 
-        Prefixes of long texts are tokenized instead, and doubled until they are proven to be
-        truncated to the same tokens as the whole texts.
+        Only prefixes of long texts are tokenized. They are doubled until `_is_too_short` is false.
         """
         chars = self._first_chars
         stops = [[prefix_end(text, chars) for text in side] for side in sides]
@@ -362,7 +343,6 @@ class TextTokenizer:
         """Return a mask of texts whose prefix is too short to know their tokens after truncation.
 
         The mask and `is_whole`, whether the prefix is the whole text, are bool (sides, texts).
-        `words` are the tokens of the prefixes, for each side of pairs, or for the only side.
         """
         lengths = np.stack([side.lengths for side in words])
         is_short = lengths <= self._room
@@ -392,11 +372,7 @@ class TextTokenizer:
         return self._windows(parts, len(ids) + self.special_tokens)
 
     def _windows(self, parts: list[Any], whole_length: int) -> TextTokens:
-        """Make a text's windows by adding special tokens to the token ids in `parts`.
-
-        Each of `parts` has one window's ids or, for pairs of texts, a list of ids per side.
-        `whole_length` is the number of tokens before the text was cut.
-        """
+        """Add special tokens to `parts`: the ids of each window or, for pairs, of both texts."""
         inputs = [self._make_input(ids) for ids in parts]
         windows = [
             np.asarray(ids if len(ids) else self._filler, dtype=np.int32) for ids, _ in inputs
@@ -407,10 +383,7 @@ class TextTokenizer:
         return TextTokens(windows, types, max(whole_length, 1))
 
     def _make_input(self, ids: Any) -> tuple[Any, list[int]]:
-        """Return token ids with special tokens around them, and the segment ids of all tokens.
-
-        `ids` are a text's or, for pairs of texts, a list of both texts' ids.
-        """
+        """Return `ids` (for pairs, two lists) with special tokens, and segment ids of all."""
         if self.backend is None:
             texts = [ids] if self.pairing is None else ids
             types = self._tokenizer.create_token_type_ids_from_sequences(*texts)
@@ -430,8 +403,9 @@ def _cut_at(texts: Sequence[str], stops: Sequence[int]) -> list[str]:
 def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int], list[int]]:
     """Return a tokenizer's template of special tokens around a text, or around a pair of texts.
 
-    The template is the token ids and segment ids for texts of one token each, and the indices of
-    these tokens; all other ids are special tokens. `backend` is a ``tokenizers.Tokenizer``.
+    Returns the token ids and segment ids of an input whose texts have one token each, and the
+    indices of these tokens in it. All other ids are special tokens. `backend` is a
+    ``tokenizers.Tokenizer``.
     """
     from tokenizers import Tokenizer, models
 
@@ -591,7 +565,6 @@ def all_windows(texts: Sequence[TextTokens]) -> Windows:
 
 
 def _split_batch(batch: TokenBatch) -> list[TextTokens]:
-    """Split a batch of truncated texts into the texts' tokens, one window each."""
     assert batch.whole_lengths is not None
     types, whole, tokens = batch.type_ids, batch.whole_lengths.tolist(), []
     for row, (start, stop) in enumerate(itertools.pairwise(batch.offsets.tolist())):
@@ -601,10 +574,6 @@ def _split_batch(batch: TokenBatch) -> list[TextTokens]:
 
 
 def _join_windows(parts: Sequence[TextTokens]) -> TextTokens:
-    """Join the windows of several tokenized inputs, all made of one text, to that text's windows.
-
-    Their `whole_length` are added.
-    """
     types = [row for part in parts if part.type_ids is not None for row in part.type_ids]
     windows = [window for part in parts for window in part.windows]
     return TextTokens(windows, types or None, sum(part.whole_length for part in parts))
@@ -634,8 +603,8 @@ def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: 
 
     `values` are (windows, outputs), and `counts` the number of windows of each text. `how` is
     "mean" or "max" of each output, or "tokens": the mean weighted by `lengths`, the number of the
-    text's tokens in each window, or the plain mean if all are 0. A text with a single window keeps
-    its outputs to the bit.
+    text's tokens in each window, or the plain mean if all are 0. Outputs of a text with a single
+    window are not changed.
     """
     if not len(counts):
         return np.zeros((0, values.shape[1]), dtype=values.dtype)

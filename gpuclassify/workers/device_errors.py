@@ -115,9 +115,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def with_memory_released(action: Callable[[], Result]) -> Result:
     """Call ``action()`` and return its result; if memory runs out, free caches and call it again.
 
-    It is called at most twice. It is also called again if a CUDA library reports that it is not
-    initialized, because a library that cannot allocate memory at its start says no more. If it says
-    so twice, the device is broken (`is_broken_device`).
+    `action` is called at most twice. It is also called again if a CUDA library reports that it is
+    not initialized, because the library reports the same if it lacks memory at its start. If it
+    does so twice, the device is broken (`is_broken_device`).
     """
     try:
         return action()

@@ -187,10 +187,7 @@ def _reclaimable(group: Path) -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the limit of CPU time, in cores, of each of this process's control groups with a limit.
-
-    Control groups (cgroups) are Linux's groups of processes with limits, such as containers.
-    """
+    """Yield the CPU quotas, in cores, of the cgroups of this process that have one."""
     for group in _groups("cpu"):
         try:
             quota, period = (group / "cpu.max").read_text().split()
@@ -202,19 +199,15 @@ def _quotas() -> Iterator[float]:
 
 
 def _read_number(path: Path) -> int | None:
-    """Return the number in a control group's file, such as a limit.
-
-    Returns None if the file is missing, or has "max" or -1, which mean no limit.
-    """
     try:
         number = int(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # no such file, or "max", which means no limit
         return None
-    return number if number > 0 else None
+    return number if number > 0 else None  # -1 means no limit
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control groups (cgroups), innermost first.
+    """Yield the folders of this process's cgroups, innermost first.
 
     `controller` is the limited resource: "cpu" or "memory".
     """

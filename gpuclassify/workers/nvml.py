@@ -35,10 +35,9 @@ def open_nvml() -> Any:
 
 @functools.cache
 def _open(nvml: ModuleType, process_id: int) -> None:
-    """Initialize NVML with pynvml (`nvml`), once per process.
+    """Initialize NVML once per process; `process_id` is only the key of the cache.
 
-    `process_id` is only the key of this function's cache: after a fork, NVML must be initialized
-    again, because its handles are invalid.
+    After a fork, NVML must be initialized again, because its handles are invalid.
     """
     nvml.nvmlInit()
 
@@ -71,7 +70,7 @@ def is_mig(nvml: ModuleType, handle: object) -> bool:
 class Gpu:
     """One GPU, or one MIG slice (an isolated part) of a GPU."""
 
-    index: int  # NVML's, of the physical GPU
+    index: int  # NVML's index of the physical GPU
     uuid: str  # "GPU-...", or "MIG-..." for a slice
     name: str  # product name
     memory_bytes: int | None  # None if the GPU shares the host's memory
@@ -141,11 +140,7 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Return a survey without GPUs, for machines where NVML does not answer.
-
-    `reason` says why it does not. Files in /dev show whether there is a GPU nevertheless, and
-    `visible_devices`, the value of ``CUDA_VISIBLE_DEVICES``, whether it is hidden.
-    """
+    """Return a survey without GPUs, because of `reason`; /dev shows whether one is present."""
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
     is_hidden = visible_devices is not None and visible_devices.strip() in ("", "-1")
@@ -171,14 +166,10 @@ def _survey(nvml: ModuleType, visible_devices: str | None) -> GpuSurvey:
 
 
 def _list_devices(nvml: ModuleType, index: int) -> Iterator[Gpu]:
-    """Yield the devices that CUDA can use on the physical GPU with this index.
-
-    It is the GPU itself or, in MIG mode, each of its slices, which may be none. `nvml` is the
-    module pynvml.
-    """
+    """Yield the devices that CUDA can use on a physical GPU: itself or, in MIG mode, its slices."""
     parent = nvml.nvmlDeviceGetHandleByIndex(index)
     handles = [parent]
-    if is_mig(nvml, parent):  # CUDA can use only its slices
+    if is_mig(nvml, parent):
         handles = []
         for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
             with contextlib.suppress(nvml.NVMLError):  # a slot may be empty

@@ -24,7 +24,7 @@ REPORT_EVERY_SECONDS = 1.0
 # Advice is given if waiting for tokens exceeds this share of the models' time, and the device was
 # busy for less than this share of the sampled time.
 MOST_WAITING, BUSY_SHARE = 0.1, 0.9
-MOST_RECOMPUTED = 0.001  # share of texts
+MOST_RECOMPUTED = 0.001  # share of texts that is recomputed without advice about it
 # Statistics that only runs on a GPU have.
 _ON_GPU = {"device_sampled_seconds", "peak_device_bytes", "peak_torch_bytes"}
 
@@ -224,7 +224,7 @@ def advice(totals: Mapping[str, Any]) -> list[str]:
 
 
 def shared_layers(totals: Mapping[str, Any]) -> str | None:
-    """Describe the leading layers that were run once for several models, such as in a report.
+    """Describe the leading layers that were run once for several models, for a report.
 
     `totals` are sums of `RunStats` by name. Returns None if no models shared layers.
     """
@@ -235,8 +235,9 @@ def shared_layers(totals: Mapping[str, Any]) -> str | None:
 class PartProgress:
     """Progress of one part of a job (rows that one task reads) through the mappers that run on it.
 
-    `name` is the part's name, `rows` its number of rows, and `runs` the number of mappers, each of
-    which runs all rows. Progress is reported at most once a second, to Dask or to this process.
+    `name` is the part's name, `rows` its number of rows, and `runs` the number of mappers (models),
+    each of which runs all rows. At most once a second, a Dask worker sends the progress as a Dask
+    event; any other process passes it to `RunContext.on_progress`.
     """
 
     def __init__(self, name: str, rows: int, runs: int) -> None:
@@ -247,8 +248,8 @@ class PartProgress:
     def advance(self, rows: int) -> None:
         """Add `rows` to the rows that mappers have run, and report the progress if it is time.
 
-        Rows are counted once per mapper. Rows that are repeated after an error never exceed the
-        total.
+        Rows are counted once per mapper. The sum never exceeds the total, even if rows are run
+        again after an error.
         """
         self._done = min(self._done + rows, self._work)
         if time.monotonic() - self._reported < REPORT_EVERY_SECONDS:
@@ -264,7 +265,7 @@ class PartProgress:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Objects that collect statistics and progress of the task that this thread runs.
+    """Collectors of statistics and progress for the task that this thread runs.
 
     An attribute is None if its kind is not collected.
     """
@@ -381,7 +382,7 @@ class RunningParts:
         self._latest: dict[str, tuple[int, float]] = {}  # rows and share done, by part
         self.start = FirstReport()
         self.surplus = 0.0  # work of finished parts minus their number
-        self.joining = ""  # progress of the client when it joins parts, as text
+        self.joining = ""  # text on the client's progress while it joins output files, else empty
         self._lock = threading.Lock()
 
     @property

@@ -147,9 +147,8 @@ def _plugin_class() -> type:
     class SecretPlugin(WorkerPlugin):
         """Dask plugin that sends one secret to every worker process, where `remember` keeps it.
 
-        The secret is combined by XOR with random bytes, which are sent along. This keeps it out of
-        Dask's log, which shows whole messages at level DEBUG, but only TLS hides it from somebody
-        who reads the connection.
+        XOR with random bytes keeps it out of Dask's DEBUG log of messages. Only TLS hides it on the
+        network.
         """
 
         def __init__(self, secret_name: str, value: Any):

@@ -68,11 +68,7 @@ class HttpStore(Store):
             return self._whole_file(size_bytes) is None
 
     def _whole_file(self, size_bytes: int | None) -> io.BytesIO | None:
-        """Ask the server for the first byte; return the file if it sends all of it, else None.
-
-        `size_bytes` is the file's size, None if unknown. Raises CutShortError if neither one byte
-        nor the whole file comes.
-        """
+        """Ask the server for the first byte; return the file if it sends all of it, else None."""
         ask = functools.partial(self.filesystem.cat_file, self.root, start=0, end=1)
 
         def read() -> bytes:

@@ -47,7 +47,7 @@ def hub_uri(url: str) -> HfUri | None:
 
 
 def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[str, Any]:
-    """Keep the Hub token in fsspec options secret: return a copy with a name in its place.
+    """Return a copy of fsspec options in which a name that is not secret replaces the Hub token.
 
     The token is kept in this process's memory, for the repositories in `urls`. Without a repository
     among them, the options are unchanged.
@@ -63,7 +63,7 @@ def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[st
 def share_tokens(urls: Iterable[str]) -> None:
     """Send the tokens that this process keeps for Hub repositories in `urls` to all Dask workers.
 
-    The workers are those of the current client.
+    Tokens are sent through the current Dask client.
     """
     share_tokens_with_workers(_token_names(urls))
 
@@ -73,7 +73,6 @@ def _token_names(urls: Iterable[str]) -> set[str]:
 
 
 def _token_name(uri: HfUri) -> str:
-    """Return the name under which a repository's token is kept, such as ``datasets/OWNER/NAME``."""
     return uri.id if uri.type == "model" else f"{uri.type}s/{uri.id}"
 
 
@@ -124,7 +123,7 @@ class HubStore(BucketStore):
     def storage_options(self) -> dict[str, Any]:
         """Storage options for fsspec, with the token that this process keeps for the repository.
 
-        Without such a token, or if the options have one, they are as passed.
+        If there is no such token, or the options already have one, they are as passed.
         """
         options, token = super().storage_options, token_for(_token_name(self.uri))
         return options if token is None or options.get("token") else options | {"token": token}

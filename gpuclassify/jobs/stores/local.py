@@ -78,8 +78,8 @@ class LocalStore(Store):
     def problem(self, path: str) -> str | None:
         """Return the reason why the file `path` cannot be read, or None.
 
-        Reasons are a missing permission, a broken link, or no regular file. A missing file is no
-        reason.
+        Reasons are a missing permission, a broken link, or a path that is not a regular file. A
+        missing file gives None.
         """
         try:
             mode = Path(path).stat().st_mode
@@ -94,10 +94,10 @@ class LocalStore(Store):
         return None if os.access(path, os.R_OK) else "permission denied"
 
     def hint(self) -> str:
-        """Return the end of an error message about a missing file, or "".
+        """Return text to append to an error message about this path, or "".
 
-        It is why the path cannot be read, such as ": permission denied", or suggests a similar
-        name.
+        The text is the reason why the path cannot be read, such as ": permission denied", or
+        suggests a similar name.
         """
         problem = self.problem(self.root)
         return f": {problem}" if problem else super().hint()

@@ -8,7 +8,7 @@ import re
 PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq", ".parq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonlines")
-# The first suffix of a codec is the one that gpuclassify's files get.
+# gpuclassify writes files with the first suffix of a codec.
 COMPRESSIONS = {
     **{".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"},
     **{".gzip": "gzip", ".zstd": "zstd"},
@@ -20,7 +20,8 @@ URL = re.compile(r"\b\w++://[^\s'\"]+")  # URL within a text
 def file_format(path: str) -> str | None:
     """Return "parquet" or "jsonl" by the extension of a path or URL; None for others.
 
-    An extension of a compression codec may follow that of JSON lines, as in ``a.jsonl.gz``.
+    The extension of JSON lines may be followed by the extension of a compression, as in
+    ``a.jsonl.gz``.
     """
     path = without_query(path).lower()
     if path.endswith(PARQUET_SUFFIXES):
@@ -35,7 +36,7 @@ def compression(path: str) -> str | None:
 
 
 def without_query(path: str) -> str:
-    """Return the URL of a web server without user, password and query; others unchanged."""
+    """Return a URL of a web server without user, password and query; any other path unchanged."""
     return redacted(path) if path.startswith(HTTP) else path
 
 

@@ -283,8 +283,8 @@ class Store:
         """Replace errors of the block by errors with the URL and advice, without secrets.
 
         The new error is FileNotFoundError, PermissionError, TimeoutError or OSError. `where` is the
-        position in the file, such as ``", from byte 5"``. Errors of stores that explain themselves
-        pass.
+        position in the file, such as ``", from byte 5"``. If `explains_itself` is true, errors are
+        not replaced.
         """
         try:
             yield
@@ -373,7 +373,10 @@ class Store:
                 continue
             listed.add((real, levels))
             try:
-                infos = self._infos(folder, is_deep=self.is_flat and not levels)
+                if self.is_flat and not levels:
+                    infos = [*self.filesystem.find(folder, detail=True).values()]
+                else:
+                    infos = list(self.filesystem.ls(folder, detail=True))
             except OSError as err:
                 if not self.is_near or (folder == root and isinstance(err, FileNotFoundError)):
                     raise
@@ -396,11 +399,6 @@ class Store:
                 elif len(levels) < 2:
                     yield Entry(path, posixpath.join(real, name), info, linked)
         yield from last
-
-    def _infos(self, folder: str, is_deep: bool) -> list[dict[str, Any]]:
-        if is_deep:
-            return [*self.filesystem.find(folder, detail=True).values()]
-        return list(self.filesystem.ls(folder, detail=True))
 
     def resolve(self, path: str) -> str:
         """Return the path unchanged, because most file systems have no symbolic links."""
@@ -428,7 +426,7 @@ class Store:
         return None
 
     def hint(self) -> str:
-        """Return an end for the error message about this missing file: a similar name.
+        """Return text to append to an error message about this missing file, with a similar name.
 
         An example is ". Did you mean 'a.parquet'?". Returns "" if no name in the folder is similar.
         """
@@ -505,7 +503,7 @@ class Store:
         """Return the path in `filesystem` of `name`, a relative path in this folder.
 
         `name` may come from an untrusted record: raises ValueError if it is absolute or has "..".
-        Local stores also refuse links, and what is neither a regular file nor a folder.
+        Local stores also refuse symbolic links and special files, such as sockets.
         """
         if name.startswith("/") or ".." in name.split("/"):
             raise self._refused_path(name, "leads out of it")
@@ -644,7 +642,7 @@ class Store:
             try:
                 return name, self.digest(name), ""
             except OSError as err:
-                if err.errno not in (errno.EIO, errno.ENOENT):  # e.g. the network's
+                if err.errno not in (errno.EIO, errno.ENOENT):  # such as an error of the network
                     raise
                 return name, "", f"cannot be read: {err}"
 
@@ -780,11 +778,12 @@ class Store:
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:
         """Create the file `name` with content `data` unless it exists.
 
-        Exactly one of several attempts succeeds. Returns whether the file has the content of this
-        one. Local stores write the content to a private file in the folder `scratch`, and hard-link
-        that: the file appears with all of its content or not at all, without locks, on NFS too.
-        Other stores get a conditional request. With `is_lasting`, a local file is flushed to disk
-        first, so that it survives a power loss.
+        Exactly one of several attempts succeeds. Returns whether this attempt has; stores other
+        than local ones also return True if the existing file has the same content. Local stores
+        write the content to a private file in the folder `scratch`, and hard-link that: the file
+        appears with all of its content or not at all, without locks, on NFS too. Other stores get a
+        conditional request. With `is_lasting`, a local file is flushed to disk first, so that it
+        survives a power loss.
         """
         for wait_seconds in CONFLICT_WAITS_SECONDS:
             try:
@@ -888,7 +887,6 @@ def _decoding_problem(err: Exception) -> str:
 
 
 def _path_and_parents(path: str, root: str) -> Iterator[str]:
-    """Yield `path`, then its parent folders from the innermost up to, but without, `root`."""
     while len(path) > len(root):
         yield path
         path = posixpath.dirname(path)
@@ -898,12 +896,8 @@ def _path_and_parents(path: str, root: str) -> Iterator[str]:
 
 
 def _process_namespace() -> str:
-    """Return eight hex digits for the PID namespace of this process: host, boot and container.
-
-    Process IDs are unique only within it. The host's name is not enough, because containers may
-    share it.
-    """
-    parts = [socket.gethostname()]
+    """Return eight hex digits for the PID namespace, in which process IDs are unique."""
+    parts = [socket.gethostname()]  # not enough, because containers may share it
     with contextlib.suppress(OSError):  # not Linux, or hidden
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
@@ -916,7 +910,7 @@ _NAMESPACE = _process_namespace()
 def new_mark() -> str:
     """Return a unique suffix for a temporary file: process namespace, process ID, random digits.
 
-    By it, `Store.sweep` recognizes files that killed processes left.
+    `Store.sweep` uses it to find files that killed processes left.
     """
     return f"{_NAMESPACE}-{os.getpid()}-{uuid.uuid4().hex}"
 
