@@ -195,12 +195,9 @@ def get_client(
 def _start_elsewhere(
     cluster_type: str, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
 ) -> Client:
-    """Start a Slurm or Coiled cluster, and return its client.
+    """Start a Slurm or Coiled cluster with the arguments that the caller of `get_client` passed.
 
-    The cluster gets only arguments that the caller of `get_client` has passed. `workers` (numbers
-    of workers and threads) and `memory` (backend and GPU memory) are arguments of `get_client` by
-    name. Those equal to its defaults are left out, because the defaults are for local clusters.
-    `options` are the further keyword arguments.
+    Arguments that equal a default are left out, because the defaults are for local clusters.
     """
     signature = inspect.signature(get_client).parameters
     arguments = {name: size for name, size in memory.items() if size != signature[name].default}
@@ -245,11 +242,7 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 
 
 def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
-    """Raise ImpossibleClusterError if `backend` is "cudf", and this machine lacks cudf or a GPU.
-
-    `survey` is the result of `survey_gpus`, the list of this machine's GPUs; if None, it is called
-    here.
-    """
+    """Raise ImpossibleClusterError if `backend` is "cudf", and this machine lacks cudf or a GPU."""
     if backend != "cudf":
         return
     lacks = "cudf is not installed"
@@ -332,10 +325,6 @@ def _connect(
     security: object,
     options: dict[str, Any],
 ) -> Client:
-    """Connect a client to a running scheduler, by its address or its scheduler file; one is None.
-
-    `security` is the argument of `get_client`, and `options` are those of ``distributed.Client``.
-    """
     from dask import config
     from dask.utils import parse_timedelta
     from distributed import Client
@@ -377,11 +366,7 @@ def _connect(
 
 
 def _shake_hands(address: str, security: Security | None, timeout_seconds: float) -> None:
-    """Raise NoSchedulerError unless a Dask scheduler answers at `address` within the timeout.
-
-    `security` holds the TLS settings; None means a connection without TLS. This is called before
-    the client is made, because a client would wait for an answer forever.
-    """
+    """Raise NoSchedulerError unless a scheduler answers; a client would wait for it forever."""
     from distributed import Security
     from distributed.comm import connect
     from distributed.utils import LoopRunner, wait_for
@@ -402,11 +387,7 @@ def _shake_hands(address: str, security: Security | None, timeout_seconds: float
 
 
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
-    """Wait until a scheduler file is there and complete, and return the scheduler's address.
-
-    Raises FileNotFoundError if there is no file after `timeout_seconds`, and ValueError if a file
-    is still not JSON with an ``address`` 2 seconds after it was first seen.
-    """
+    """Wait until a scheduler file exists and is complete; return the scheduler's address."""
     deadline = time.monotonic() + timeout_seconds
     is_there = False
     while True:
@@ -487,10 +468,7 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
 
 
 def _workers_sharing_cores(client: Client) -> int:
-    """Return the largest number of workers of one host that may use the same set of CPU cores.
-
-    Raises ValueError if there is no worker.
-    """
+    """Return the largest number of workers of one host that may use the same set of CPU cores."""
 
     def cores() -> tuple[str, tuple[int, ...]]:
         import os

@@ -97,11 +97,7 @@ def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str 
 
 
 def _texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the name and text of every string in nested dicts and lists of options.
-
-    Keys of nested dicts are joined by dots, such as ``environ.HF_TOKEN``; items of a list have the
-    list's name. `name` is the name of `value` itself, empty at the top.
-    """
+    """Yield the name and text of every string in nested options, such as ``environ.HF_TOKEN``."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _texts(inner, f"{name}.{key}" if name else str(key))

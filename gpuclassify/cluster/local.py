@@ -71,11 +71,9 @@ class OwningClient(Client):
             raise
 
     def _close_all(self, cluster: Cluster, *args: Any, **kwargs: Any) -> Any:
-        """Close client and cluster without Dask's log messages about interrupted work.
+        """Close client and cluster without Dask's errors and warnings about interrupted work.
 
-        `args` and `kwargs` are those of ``distributed.Client.close``. While a cluster closes, Dask
-        logs errors and warnings about running heartbeats and tasks, and about processes that end
-        slowly. They are harmless, so the loggers of workers and nannies are silenced.
+        Those are harmless, so the loggers of workers and nannies are silenced.
         """
         if cluster.status == Status.running:
             with contextlib.suppress(OSError):  # includes timeouts
@@ -327,11 +325,7 @@ def refuse_workerless_program() -> None:
 
 
 def _dashboard_of(options: dict[str, Any]) -> str:
-    """Return the address (host and port) for the dashboard of a local cluster to listen on.
-
-    `options` are the arguments of the cluster. The dashboard's host is the scheduler's, or this
-    machine's loopback address if the cluster uses TLS.
-    """
+    """Return the dashboard's address: on the scheduler's host, or on loopback if it uses TLS."""
     security = options.get("security")
     if security is not None and security.require_encryption:
         return dashboard_address()
@@ -342,9 +336,10 @@ def _dashboard_of(options: dict[str, Any]) -> str:
 
 
 def dashboard_address(host: str = LOOPBACK) -> str:
-    """Return an address for the dashboard to listen at: `host` and port 8787, "127.0.0.1:8787".
+    """Return an address for the dashboard to listen at: `host` and port 8787.
 
-    If that port is taken on the host, the port is 0, which means any free one.
+    If that port is taken on the host, the port is 0, which means any free one. An example is
+    "127.0.0.1:8787".
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -145,9 +145,7 @@ class _Check:
     def compare_versions(self) -> None:
         """Compare workers' package versions with the client's, and add a `Row` for each problem.
 
-        A package that the client has and a worker lacks is a problem, except for cudf. So is
-        another version of a package in `DECISIVE`. Other versions of the remaining packages, which
-        should not change results, are only logged.
+        Only packages in `DECISIVE` need equal versions; other differences are logged.
         """
         names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # always reported
         asked = {"packages": names, "callback_timeout": self.step_seconds}
@@ -183,11 +181,9 @@ class _Check:
             logger.warning("%d workers have %s; results should not differ", count, text)
 
     def look(self, uses_gpu: bool) -> None:
-        """Store each worker's host and GPU in `machines`; by `uses_gpu`, refuse shared GPUs.
+        """Store each worker's host and GPU; a GPU of two workers is a problem if `uses_gpu`.
 
-        If `uses_gpu`, a GPU that two workers use is a problem. Workers with a problem in `rows` are
-        not asked, because they may not be able to answer. Raises PreflightError if there are any
-        problems, those of earlier steps included.
+        Workers with a problem are not asked, because they may be unable to answer.
         """
         failed = {row.worker for row in self.rows}
         asked = {a: self._submit(a, look_here) for a in self.workers if a not in failed}
@@ -207,10 +203,9 @@ class _Check:
         self._raise_if_failed()
 
     def try_out(self, probe: Probe) -> None:
-        """Run the probe, a trial of the job's work, on the workers in `machines`.
+        """Run the probe on the workers in `machines`, and raise PreflightError for problems.
 
-        First one worker of each machine downloads the probe's files, then all workers run the
-        probe. Raises PreflightError if there are problems.
+        First, one worker of each machine downloads the probe's files.
         """
         # Sent as bytes, because a task that a worker cannot unpickle closes its connection.
         packed = cloudpickle.dumps(probe)
@@ -238,11 +233,9 @@ class _Check:
         )
 
     def _settle(self, futures: Mapping[str, Any], check: str, expected: str) -> dict[str, Any]:
-        """Wait for one task per worker; return the results, and add a `Row` for each error.
+        """Wait for one task per worker; return results by address, and add a `Row` for each error.
 
-        Keys of `futures` and of the result are the workers' addresses. Workers that failed or left
-        have no result. `check` and `expected` are the cells of these names in each added `Row`,
-        except for a MisfitError, which has its own cells.
+        `check` and `expected` are cells of these rows. Workers that failed or left have no result.
         """
         try:
             self._wait_while_there(futures)
@@ -292,7 +285,6 @@ class _Check:
             self._fail(address, "answer", reason, expected, cure)
 
     def _raise_if_failed(self) -> None:
-        """Raise PreflightError with a table of all problems, if there are any."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -346,10 +338,9 @@ def run_here(packed: bytes, workers_here: int) -> None:
 
 
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Select the versions to compare from one process's entry in ``Client.get_versions()``.
+    """Select the versions to compare from a process's entry in ``Client.get_versions()``.
 
-    Returns versions by package name. The build after a "+" is removed, so that "2.13.0+cpu" and
-    "2.13.0+cu130" are equal.
+    The build after a "+" is removed, so that "2.13.0+cpu" and "2.13.0+cu130" are equal.
     """
     packages = dict(answer["packages"])
     packages["python"] = ".".join(packages["python"].split(".")[:2])

@@ -32,9 +32,10 @@ PLAIN_SCHEMES = ("tcp://", "ws://", "ucx://", "ucxx://")
 class QuietSecurity(Security):
     """TLS settings for Dask, under which a connection may end without TLS's closing message.
 
-    Dask's connections end so. From Python 3.13 on, such an end may leave an error in OpenSSL's
-    queue, which closes the next connection that the thread reads, so that workers are lost while a
-    cluster grows. Truncated messages are still detected, because Dask's messages have lengths.
+    Dask closes connections in this way. From Python 3.13 on, such an end may leave an error in
+    OpenSSL's queue, which closes the next connection that the thread reads, so that workers are
+    lost while a cluster grows. Truncated messages are still detected, because Dask's messages have
+    lengths.
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:

@@ -334,9 +334,7 @@ def _check_shares(
 ) -> None:
     """Raise ValueError if RMM's pool and torch together may take more than 0.95 of the GPU.
 
-    `maximum` limits RMM, in bytes (int) or as a share of the device (float); with None, RMM may
-    take the whole device. `torch_fraction` is torch's share. Nothing is checked if `maximum` is in
-    bytes and `device_bytes` is not known.
+    `maximum` limits RMM, in bytes (int) or as a share (float); with None, RMM may take all.
     """
     if maximum is None:
         rmm_share = 1.0

@@ -69,7 +69,7 @@ LOG_LINES = 15
 class SlurmPlan(NamedTuple):
     """Number and arguments of the Slurm jobs that make up a Dask cluster; all jobs are equal."""
 
-    arguments: dict[str, Any]  # for ``dask_jobqueue.SLURMCluster``
+    arguments: dict[str, Any]  # arguments of ``dask_jobqueue.SLURMCluster``
     jobs: int  # number of jobs to submit
     cores_per_worker: int  # number of threads for torch and tokenizing
     torch_fraction: float | None  # torch's share of a worker's GPU; None for no limit
@@ -218,12 +218,7 @@ def plan_slurm(
 
 
 def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
-    """Return the number of Slurm jobs for a cluster, and the number of workers in each job.
-
-    `n_workers` is the total; None means the workers of one job. A job has a worker for each of its
-    `gpus`, or `processes` workers if `gpus` is 0. Raises ValueError if the workers do not fill
-    whole jobs.
-    """
+    """Return the number of Slurm jobs for a cluster, and the number of workers in each job."""
     one_for_each_gpu("gpus_per_job", gpus, processes=processes)
     check_count("processes", processes, may_be_none=True)
     check_count("n_workers", n_workers, may_be_none=True)
@@ -255,11 +250,9 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str]:
-    """Return shell lines for a Slurm job's script that make its workers leave before the job's end.
+    """Return shell lines for a job's script that make workers leave before the job's end.
 
-    `walltime` is the job's time limit, and `leave_before` the time before it at which workers
-    leave, None for the default. The list is empty without a limit. The lines set the lifetime of
-    workers in Dask's environment variables, which dask-cuda's workers read, too.
+    They set the lifetime of workers in Dask's environment variables, which dask-cuda reads, too.
     """
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:
@@ -330,7 +323,7 @@ class KeptCluster(SLURMCluster):
         if self.status != Status.running:
             self.watch.stop()
             return
-        known = dict(self.workers)  # before squeue, whose answer lacks later jobs
+        known = dict(self.workers)  # read first, because squeue lacks later jobs
         try:
             queue = await _output("squeue", "-h", f"--user={os.getuid()}", "--format=%A")
         except (OSError, RuntimeError) as err:
@@ -360,26 +353,17 @@ class KeptCluster(SLURMCluster):
             logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
 
     def _add_job(self) -> None:
-        """Request one more Slurm job, which the method `_settle` then submits.
-
-        The job has a new name, because the scheduler may still know workers of old names.
-        """
+        """Request one more Slurm job, which the method `_settle` then submits."""
+        # The scheduler may still know workers of old names.
         names = (f"{self.name}-{number}" for number in self.numbers)
         self.worker_spec[next(one for one in names if one not in self.worker_spec)] = self.new_spec
 
     async def _settle(self) -> None:
-        """Close and submit Slurm jobs until they match ``worker_spec``.
-
-        This attribute of Dask's clusters has an entry for each job that the cluster should have.
-        """
+        """Let Dask close and submit Slurm jobs until they match ``worker_spec``."""
         await self
 
     async def _must_give_up(self, ended: list[str]) -> bool:
-        """Return True, and log the reason, if Slurm jobs keep ending while there is no worker.
-
-        This is so at the fourth call in a row that finds no worker on the scheduler. `ended` are
-        the ids of the jobs that have ended since the last call.
-        """
+        """Return True, and log the reason, if Slurm jobs keep ending while there is no worker."""
         self.failed_rounds = 0 if self.scheduler.workers else self.failed_rounds + 1
         if self.failed_rounds <= MOST_FAILED_ROUNDS:
             return False
@@ -398,10 +382,7 @@ class KeptCluster(SLURMCluster):
 
 
 def _try_out(script: str) -> None:
-    """Submit the job script `script` to Slurm as a dry run, which starts no job.
-
-    Raises RuntimeError if sbatch is missing or refuses the job.
-    """
+    """Submit a job script as a dry run; raise RuntimeError if sbatch is missing or refuses it."""
     try:
         done = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
@@ -417,22 +398,16 @@ def _try_out(script: str) -> None:
 
 
 async def _output(*command: str) -> str:
-    return str(await SLURMJob._call(command))  # RuntimeError: it failed
+    return str(await SLURMJob._call(command))  # raises RuntimeError if it fails
 
 
 def _message(error: BaseException) -> str:
-    """Return the error message that a Slurm command printed.
-
-    `error` is the exception that dask-jobqueue raised for the command, with more text around it.
-    """
+    """Return the error message of a Slurm command, without dask-jobqueue's text around it."""
     return str(error).rpartition("stderr:\n")[2].strip() or str(error)
 
 
 async def _end_of_log(job_id: str) -> str:
-    """Return the last lines of a Slurm job's log, below a line with its path.
-
-    If the log cannot be read here, return a sentence with its likely name.
-    """
+    """Return the end of a Slurm job's log; if it cannot be read here, its likely name."""
     try:
         shown = await _output("scontrol", "show", "job", job_id)
         (path,) = (line.strip() for line in shown.splitlines() if "StdErr=" in line)

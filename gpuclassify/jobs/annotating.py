@@ -31,9 +31,14 @@ MakeJob = Callable[..., Any]
 def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: MakeJob) -> list[Any]:
     """Make the jobs that annotate the reader's files: one per earlier job, and one for new files.
 
-    ``make(reader, writer)`` makes a job. Raises AnnotationError for files that have changed since
-    they were annotated, unless the writer has ``redo_changed=True``; and if nothing is left to do,
-    because all annotated files are gone or have changed.
+    The writer's directory is an annotation set, with a folder for the output of each job: new
+    columns for some of the files. ``make(reader, writer)`` makes a job from a reader of some files
+    and a writer to one folder. If nothing is annotated yet, or with ``options.restart``, one job
+    has all files. The job for new files comes last.
+
+    Raises AnnotationError for files that have changed since they were annotated, unless the writer
+    has ``redo_changed=True``; and if nothing is left to do, because all annotated files are gone or
+    have changed.
     """
     if options.restart or not writer.directory.has(JOB):
         return [make(reader, writer)]
@@ -85,10 +90,9 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
 
 
 def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> Job:
-    """Return the job with columns of the Arrow types that the set has, if these hold the values.
+    """Return the job with its columns cast to the set's Arrow types, where these hold the values.
 
-    Other columns keep their types. Raises AnnotationError for them if there are `new` files, which
-    the job has not annotated yet.
+    Raises AnnotationError if a type does not hold the values of `new` files, not annotated yet.
     """
     fields = []
     for field in job.spec.schema:
@@ -108,9 +112,11 @@ def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> J
 
 
 def add_decision_column(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
-    """Return the mappers; one that drops rows writes its decision to the column "keep" instead.
+    """Return a job's stages, changed so that a filter writes its decision to the column "keep".
 
-    Raises ValueError if several drop rows, or if one does that cannot write a column.
+    A stage that drops rows is replaced by one that keeps all rows and writes this bool column;
+    other stages are returned unchanged. Raises ValueError if several stages drop rows, or if one
+    does that cannot write a column.
     """
     for mapper in mappers:
         if mapper.row_filter() is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-# Enough that no thread waits for the client, few enough that the client stays small.
+# Tasks in flight: enough that no thread waits for the client, few enough to save its memory.
 TASKS_PER_THREAD = 3
 FEWEST_TASKS = 32
 FILES_A_TASK = 64  # files that one task digests
@@ -45,9 +45,10 @@ def run_tasks(
 ) -> Iterator[Result]:
     """Yield the results of ``function(*task)`` for each task, in order of completion.
 
-    Without a client, tasks run in this process. `tasks` is consumed as earlier ones finish. Tasks
-    whose workers died, lost their GPU or lost a connection are retried. Raises ConnectionError if
-    the scheduler is gone, else the first task's error; tasks that have not begun are cancelled.
+    Without a client, tasks run in this process. `tasks` are tuples of arguments, and are taken from
+    the iterable as earlier ones finish. Tasks whose workers died, lost their GPU or lost a
+    connection are retried. Raises ConnectionError if the scheduler is gone, or else the error of
+    the first task that fails; tasks that have not begun are cancelled.
     """
     if client is None:
         yield from itertools.starmap(function, tasks)
@@ -92,7 +93,8 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
     else the first task's error; then the other tasks are cancelled.
     """
     if client is None:
-        yield from dask.compute(*tasks, scheduler=dask.get)  # by name, Dask imports distributed
+        # The name of a scheduler would make Dask import distributed.
+        yield from dask.compute(*tasks, scheduler=dask.get)
         return
     from distributed import as_completed
 
@@ -162,18 +164,16 @@ def _warn_of_pauses(client: Client) -> Iterator[None]:
 def _settled(
     completed: Iterable[Future], retry: Callable[[Future], Future]
 ) -> Iterator[tuple[Future, Any]]:
-    """Yield each of the `completed` futures, with its result.
+    """Yield each completed future with its result, and retry tasks that lost their worker.
 
-    Tasks that a worker's death or a lost connection has stopped are submitted again by `retry`,
-    which returns the new future, up to three times in all. Raises ConnectionError if the scheduler
-    has lost the tasks.
+    `retry` submits the task of a failed future again, and returns the new future.
     """
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
 
     tries: Counter[str] = Counter()
     for future in completed:
-        if future.cancelled():
+        if future.cancelled():  # only a lost scheduler does this
             raise _lost_tasks()
         try:
             yield future, future.result()
@@ -189,7 +189,6 @@ def _settled(
 
 
 def _lost_tasks() -> ConnectionError:
-    """Return the error for cancelled tasks; a job cancels none while it waits for them."""
     return ConnectionError("the Dask scheduler has lost the job's tasks, or is gone itself")
 
 
@@ -206,15 +205,15 @@ class ModelProbe:
     mappers: tuple[TextMapper, ...]
 
     def fetch(self) -> None:
-        """Download every model, once for the machine."""
+        """Download the mappers' models; called on one worker of each machine."""
         for mapper in self.mappers:
             mapper.model.fetch()
 
     def run(self, memory_bytes: int) -> None:
-        """Load each model in turn and run it on a text; `memory_bytes` are free on the host.
+        """Load each mapper's model in turn, and run it on one short text.
 
-        Raises MisfitError if a model needs more memory than is free, or the error that stops the
-        model.
+        `memory_bytes` is this worker's share of the host's free memory. Raises MisfitError if a
+        model needs more memory than is free, or the error that stops the model.
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
@@ -223,11 +222,11 @@ class ModelProbe:
 
 
 def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:
-    """Raise PreflightError if the client's workers cannot run these stages.
+    """Raise PreflightError if the client's workers cannot run a job's pipeline stages.
 
     Workers must have the client's versions of packages, and load and run the stages' models. No two
-    may use one GPU, if a model or the library `backend` needs GPUs. Dask's config can disable the
-    check.
+    may use one GPU, if a model or `backend`, the library of the frames ("pandas" or "cudf"), needs
+    GPUs. ``gpuclassify.preflight`` in Dask's config can disable the check.
     """
     if not dask.config.get(SETTING, True):
         return
@@ -245,13 +244,10 @@ def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
 
 
 def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
-    """Raise MisfitError if the weights are larger than the free memory of the mapper's device.
-
-    This is not checked if models are loaded already, because loading evicts them if necessary.
-    """
+    """Raise MisfitError if the weights are larger than the free memory of the mapper's device."""
     from gpuclassify.inference.residency import MODELS
 
-    if MODELS.keys():
+    if MODELS.keys():  # loading evicts these if necessary
         return
     device, dtype = mapper.runner.device_and_dtype()
     needed = sum(mapper.model.weights_bytes(dtype).values())

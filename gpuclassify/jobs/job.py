@@ -65,7 +65,7 @@ class PartsNote(str):
     def make(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
         """Make the note that is added to an error which stops a job, to say how to continue.
 
-        It states how many parts of the output are written. With a `client`, it adds that workers
+        It states the number of output parts that are written. With a `client`, it adds that workers
         may still end parts.
         """
         parts = "parts that are done"
@@ -99,7 +99,8 @@ class Job:
     """Planned and checked job: source of the parts, settings of the tasks, metadata and writer.
 
     A part is a slice of the input that one task reads and writes. A job that adds new files to an
-    annotation set first finishes the `earlier` jobs of the set.
+    annotation set, a directory with new columns for input files, first finishes the `earlier` jobs
+    of the set.
     """
 
     source: Source
@@ -125,7 +126,7 @@ class Job:
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Additions of the stages to the report."""
+        """Numbers and sections that the stages add to the report."""
         return self.spec.chain.report_parts
 
     def needs_workers(self) -> bool:
@@ -139,7 +140,7 @@ class Job:
         return not (is_done and self.writer.is_uploaded())
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run or continue the job; return its summary.
+        """Run or continue the job; return its `JobSummary`.
 
         Without a `client`, everything runs in this process. ``report(parts_done, parts,
         summary_so_far)`` is called at first and after every part.
@@ -150,8 +151,8 @@ class Job:
     def write(self, client: Client | None, report: Report | None) -> JobSummary:
         """Write the missing parts, then the report and the manifest; upload the output.
 
-        The client must be current already. Returns the summary of all parts, also of those that an
-        earlier run wrote.
+        The client must be current already. `report` is called as in `run`. Returns the summary of
+        all parts, also of parts that an earlier run wrote.
         """
         for job in self.earlier:
             job.write(client, report)
@@ -197,7 +198,7 @@ class Job:
         Damaged parts are removed, and with `restart` the output of earlier runs. The iterator must
         be exhausted. Workers of `client`, if any, verify the files.
         """
-        if self.restart and self.writer.annotates:  # the set's later jobs go, too
+        if self.restart and self.writer.annotates:  # removes the set's later jobs, too
             for folder in later_folders(self.directory):
                 self.directory.remove_folder(folder)
         return self.manifest.begin(functools.partial(digest_files, client))
@@ -236,8 +237,7 @@ class Job:
     ) -> None:
         """Join neighbouring parts into files of about `output_bytes`, if the writer asks for this.
 
-        `sizes` has the bytes of each part by name, None if it is joined already. Progress is shown
-        by `report`.
+        `sizes` has the bytes of each part by name, None if it is joined already.
         """
         manifest, encoding = self.manifest, self.manifest.encoding
         if not manifest.joins:
@@ -267,9 +267,9 @@ class Job:
     def run_tasks(
         self, client: Client | None, todo: Sequence[int], spec: TaskSpec
     ) -> Iterator[Record]:
-        """Run the tasks of the parts with the numbers `todo`; yield records of parts as they end.
+        """Run one task for each part in `todo`; yield the parts' records in order of completion.
 
-        `spec` has the settings of the tasks.
+        `todo` has numbers of parts, and `spec` the settings of all tasks.
         """
         names, packed = self.manifest.names(), spec.pack()
         if isinstance(self.source, FileSource):
@@ -284,8 +284,8 @@ class Job:
     def current(self, client: Client | None) -> Iterator[None]:
         """Make the client current in the block, and send workers the secrets of the job.
 
-        Mappers send secrets, such as tokens, through the current client. Raises TypeError unless
-        `client` is a synchronous Client of Dask, or None.
+        Mappers send secrets, such as tokens, through the current client. If `client` is None,
+        nothing is done. Raises TypeError unless it is None or a synchronous Client of Dask.
         """
         if client is None:
             yield
@@ -320,14 +320,18 @@ def make_job(
     code: str = "",
     rules: Sequence[str] = (),
 ) -> Job:
-    """Make a job from a checked source, stages and writer, and check its output.
+    """Make a job from a source, a chain of stages and a writer, and check its output.
 
-    `identity` has further settings that identify the job, and `code` is Python code that makes it.
-    `source_field` is a column by whose values the report counts rows, and `examples` the number of
-    texts that it shows per label. `rules` are sentences on what a recipe does to rows, for the
-    provenance. Raises ValueError if the output would be read as input, or if no column is called
-    `source_field`. Raises JobChangedError or other errors if the output is damaged or of another
-    job.
+    `options` say how to treat the output of earlier runs. `backend` is the library of the frames
+    that stages get, and `on_error` says whether rows that cannot be read or classified stop the job
+    ("raise") or are set aside ("quarantine"). `identity` has further settings that identify the
+    job, and `code` is Python code that makes it, for the report. `source_field` is a column by
+    whose values the report counts rows, and `examples` the number of texts that it shows per label.
+    `rules` are sentences on the rows that a recipe drops or changes, for the provenance.
+
+    Raises ValueError if the output would be read as input, or if no column is called
+    `source_field`. Raises JobChangedError if the output belongs to another job, and other errors if
+    it is damaged.
     """
     directory = writer.directory
     source.refuse_output(directory, writer.sample_name)
@@ -369,10 +373,11 @@ def make_job(
 
 
 def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings: Any) -> TaskSpec:
-    """Make the settings that all tasks of a job share; keep its storage options for workers.
+    """Make the settings that all tasks of a job share.
 
-    `settings` are further fields of `TaskSpec`. If the writer writes annotations, the source must
-    be files; raises TypeError for a Dask frame.
+    `settings` are further fields of `TaskSpec`. The storage options of the source are remembered,
+    to be sent to workers as secrets. If the writer writes annotations (new columns for rows of
+    files), the source must be files; raises TypeError for a Dask frame.
     """
     meta = source.meta
     keep_index = source.has_index and writer.keeps_index
@@ -418,10 +423,9 @@ def input_columns(source: Source) -> pa.Schema | None:
 
 
 def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:
-    """Return the columns that stages add, which annotations have.
+    """Return the columns that stages add; `schema` has all columns of the stages' result.
 
-    `schema` has the columns of the stages' result. Raises ValueError if there are none, or if a
-    name is in the input already or belongs to columns that every annotation file has.
+    Raises ValueError if there are none, or if a name is taken.
     """
     if source.reader.path_field is not None:
         raise ValueError(
@@ -443,10 +447,9 @@ def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sche
 def _schema_to_annotate(
     source: FileSource, chain: Chain, on_error: str, source_field: str | None
 ) -> InputSchema:
-    """Return the schema to read the input of a job that annotates.
+    """Return the schema to read the input of a job that annotates: the columns that stages need.
 
-    It has only the columns that stages need, unless rows may then be quarantined differently.
-    Raises ValueError if the input has a column that every annotation file has.
+    It has all columns if stages may read any, or if fewer could change which rows are quarantined.
     """
     schema = source.input.schema
     if on_error == "raise" and chain.is_row_wise:
@@ -462,9 +465,10 @@ def _schema_to_annotate(
 
 
 def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
-    """Return the settings that change results, used to detect that a job is another one.
+    """Return the settings that change a job's results, by heading: input, each stage, output.
 
-    They are grouped by input, stage and output. A job may continue with another `on_error`.
+    Values are dicts of JSON values by name. A later run with other settings is another job, and may
+    not continue this one. `on_error` is not included, so it may change.
     """
     stages = {
         f"stage {number} {stage.__name__}": describe(stage)

@@ -72,7 +72,7 @@ class TimePlan:
     """Time of the stages on this machine, in one process, without reading, writing and loading."""
 
     seconds: float  # under the load of the trial
-    fastest_seconds: float  # on an idle machine, at the speed of the trial's fastest run
+    fastest_seconds: float  # if the machine is idle, at the speed of the trial's fastest run
     slowest_seconds: float  # under the load average, or at the speed of the slowest run
     rows_timed: int
     units_per_second: float
@@ -221,10 +221,9 @@ def make_plan(
 
 
 def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
-    """Return the rows of the sample that a function leaves, with the columns that it adds.
+    """Return the rows and columns that a function makes of `frame`, rows of the sample.
 
-    If they are unknown, because the function fails or changes the index, adds a warning and returns
-    the frame unchanged.
+    If it fails or changes the index, adds a warning and returns the frame unchanged.
     """
     try:
         mapped = stage.map_frame(frame)
@@ -243,11 +242,9 @@ def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
 def _count(
     mapper: TextMapper, frame: Frame, sample: Sample, tokens: np.ndarray, nulls: np.ndarray
 ) -> tuple[ClassifierPlan, dict[str, int]]:
-    """Tokenize a sample's texts as the mapper will; return its plan, and bytes of weights by file.
+    """Tokenize a sample's texts; return the mapper's plan, and the bytes of its weights by file.
 
-    `frame` has the rows of the sample that the mapper reads; its index numbers the sample's rows.
-    The number of tokens of each row is added to `tokens`, and rows without a text are set in
-    `nulls`. Both have an item for each row of the sample.
+    Adds to `tokens`, and sets rows without text in `nulls`; `frame`'s index has their positions.
     """
     most, rows = mapper.options.max_chars, frame.index.to_numpy()
     column = mapper.list_texts(frame, None)
@@ -296,10 +293,7 @@ def _time(
 ) -> TimePlan:
     """Time the stages on rows of the sample for about `seconds`, in several runs.
 
-    `tokens` has the number of each row's tokens, which measures its work. `dtypes` are the chain's
-    `meta_dtypes`. The load of the machine, which other processes cause, is read from `meter`, if
-    any. Rows that cannot be scored raise, unless `on_error` is "quarantine". Models loaded here are
-    evicted at the end, because this may be the client's process, and a worker needs its GPU.
+    A row's number of `tokens` measures its work, and `meter` the load by other processes.
     """
     from gpuclassify.inference.residency import MODELS
 
@@ -331,6 +325,7 @@ def _time(
         bounds = pairwise(count * part // parts for part in range(parts + 1))
         runs = [(float(work[start:end].sum()), time_rows(start, end)) for start, end in bounds]
     finally:
+        # This may be the client's process, and a worker needs its GPU.
         MODELS.evict(lambda key: key not in before)
     whole, load = sample.rows * float(work.mean()), meter.read() if meter else None
     about, fastest, slowest = time_range(whole, runs, load)

@@ -281,9 +281,9 @@ def hub_datasets(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _distribution(column: str, report: Mapping[str, Any]) -> list[str]:
-    """Return a Markdown table, as lines, of rows by a column's labels or by bins of its scores.
+    """Return a Markdown table of rows by a column's labels or by bins of its scores, as lines.
 
-    `report` is the job's report as JSON values. Returns [] if it has neither.
+    Returns [] if the job's `report` has neither.
     """
     counts = report.get("labels", {}).get(column)
     if counts:
@@ -305,7 +305,6 @@ def _distribution(column: str, report: Mapping[str, Any]) -> list[str]:
 
 
 def _linked(citation: str) -> str:
-    """Return a citation in Markdown, as a link if it is an arXiv id or a URL of a known host."""
     if _LINK.fullmatch(citation):
         return f"<{citation}>"
     if found := _ARXIV.fullmatch(citation):
@@ -355,8 +354,7 @@ def _text(value: Any) -> str:
 def _values(owner: Any, name: str, kind: type, most: int) -> Sequence[Any]:
     """Return the list ``owner[name]``, [] if missing.
 
-    Raises ValueError unless `owner` is a dict, and the list has at most `most` items of the type
-    `kind`.
+    Raises ValueError if `owner` is no dict, or the list has more than `most` items or other types.
     """
     values = owner.get(name, []) if isinstance(owner, dict) else owner
     if not isinstance(owner, dict) or not isinstance(values, list):

@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 class Recipe(Declared):
     """Base of jobs over files: a reader, stages and a writer, and optional steps before these.
 
-    A subclass declares its settings as fields, and returns the reader, stages and writer
-    (`parts`). If writing a document depends on all documents, it names a `folder`, takes steps
-    (`take_steps`), and makes the job that writes documents from their results (`last_pass`). Each
-    step is done once: running the same recipe again continues it.
+    A subclass declares its settings as fields, and returns the reader, stages and writer (`parts`).
+    If writing a document depends on all documents, the subclass names a `folder`, takes steps,
+    which are passes over all documents (`take_steps`), and makes the job that writes documents from
+    the steps' results (`last_pass`). Each step is done once: running the same recipe again
+    continues it.
     """
 
     backend: Backend = setting(default="pandas", changes_results=False)
@@ -73,12 +74,12 @@ class Recipe(Declared):
     def other_inputs(self) -> dict[str, Any]:
         """Return the other inputs that steps read, by name: readers or Dask frames.
 
-        Such is an earlier corpus.
+        An example is an earlier corpus. Default: none.
         """
         return {}
 
     def step_mappers(self) -> list[PartitionMap]:
-        """Return the mappers that steps run, such as embedders."""
+        """Return the mappers that steps run, such as embedders; by default none."""
         return []
 
     def check_job(self, job: RecipeJob) -> None:
@@ -92,7 +93,7 @@ class Recipe(Declared):
         return {}
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the recipe's settings that change results, to detect that a job is another one.
+        """Return the recipe's settings that change results; a run with other ones is another job.
 
         They are dicts of JSON values by heading, such as the name of the class.
         """
@@ -100,15 +101,15 @@ class Recipe(Declared):
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Additions of the recipe to the report; its stages have their own."""
+        """Numbers and sections that the recipe adds to the report; its stages add their own."""
         return ()
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
-        """Take the steps that are left before documents are written, and return their results.
+        """Run the steps that are left before documents are written, and return their results.
 
-        `job` is the planned job, and `steps` runs and stores steps. `last_pass` gets the results,
-        whose type the recipe decides, such as a table of rows to drop. With `is_done`, all
-        documents are written already.
+        A step is a pass over all documents. `job` is the planned job, and `steps` runs and stores
+        steps. `last_pass` gets the results, whose type the recipe decides, such as a table of rows
+        to drop. With `is_done`, all documents are written already.
         """
 
     def last_pass(self, job: RecipeJob, results: Any) -> Job:
@@ -324,7 +325,7 @@ class RecipeJob(Job):
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Additions of the recipe and of the stages to the report."""
+        """Numbers and sections that the recipe and the stages add to the report."""
         return (*self.recipe.report_parts, *super().report_parts)
 
     def shown_by(self, progress: JobProgress) -> Callable[..., None]:

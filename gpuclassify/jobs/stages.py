@@ -33,9 +33,10 @@ class Function(PartitionMap):
         return (self.__name__, value_digest(self.function))
 
     def digest(self) -> dict[str, Any]:
-        """Return the digest of the function's code, to detect that it has changed.
+        """Return ``{"code": {"function": digest}}``, with a digest of the function's code.
 
-        Users may continue a job although it has.
+        A run that continues a job compares the digests. If they differ, it raises an error, unless
+        the user accepts changed code.
         """
         return {CODE: {FUNCTION: value_digest(self.function)}}
 
@@ -145,11 +146,11 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
 def describe_settings(
     heading: str, settings: Declared, mappers: Iterable[PartitionMap] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Describe a recipe's settings that change results, to detect that a job is another one.
+    """Describe a recipe's settings that change results; a run with other ones is another job.
 
-    Returns dicts of JSON values: under `heading` the settings by name, and further ones for
-    functions among the settings and for the `mappers`. Mappers are prepared, which resolves their
-    models.
+    Returns dicts of JSON values: under `heading` the settings by name, and under their own names
+    the descriptions of functions among the settings and of `mappers`. Mappers are prepared, which
+    resolves their models.
     """
     described: dict[str, dict[str, Any]] = {heading: {}}
     for name, value in settings.identity().items():
@@ -179,8 +180,8 @@ def shown(stage: Any) -> str:
 def import_lines(things: Iterable[object]) -> str:
     """Return the import statements that code with these classes, functions and instances needs.
 
-    They include imports for stages within them. Definitions of a script or inside a function cannot
-    be imported, and have no line.
+    Imports for mappers inside other stages are included. Definitions of a script or inside a
+    function cannot be imported, and have no line.
     """
     import dask
 

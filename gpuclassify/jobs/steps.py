@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 # Function ``report(step, done, of, summary)``, called at first and after every part of a step.
 StepReport = Callable[[str, int, int, JobSummary], None]
-# Function of a part, its number, and the part's rows of a step, indexed by ``document``.
+# Function of a part's rows, the part's number, and the rows that a step wrote for the part, which
+# are indexed by ``document``.
 PartAction = Callable[["Frame", int, pd.DataFrame], Any]
 WHOLE_FILE = 1 << 62  # part size in bytes that keeps every file in one part
 
@@ -90,7 +91,7 @@ class Steps:
         self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
-        """Return the function that reports progress of the step `name`; None if nobody wants it."""
+        """Return the function to report progress of the step `name`; None if there is no report."""
         return self._report and functools.partial(self._report, name)
 
     def check_workers(self, mappers: Iterable[PartitionMap], backend: str) -> None:
@@ -179,7 +180,7 @@ class Steps:
         return self._directory.below(f"{self._folder}/{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Read the manifest of a step's files."""
+        """Read the manifest of a step's files: its settings, and records of its parts."""
         return replace(manifest_of(self.folder(name)), options=self._options)
 
     def source(self, name: str) -> Source:
@@ -212,10 +213,10 @@ class Steps:
         return report
 
     def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
-        """Return a function that calls ``act(frame, number, rows)`` for a part of the input.
+        """Return a function of a part's frame and number, which calls ``act(frame, number, rows)``.
 
-        ``frame`` has the part's rows, and ``rows`` are those that the step `name` wrote for it. The
-        step has one file for each part.
+        The frame has the part's input rows, and ``rows`` are the rows that the step `name` wrote
+        for this part. The step has one file for each part.
         """
         manifest = self.manifest(name)
         return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
@@ -242,7 +243,10 @@ class Steps:
         return results
 
     def note(self, name: str, value: Any) -> None:
-        """Add a JSON value to the ledger as `name`, for the runs that continue the job."""
+        """Store a JSON value in the ledger under `name`, for the runs that continue the job.
+
+        The ledger is a JSON file in the output, which lists finished steps.
+        """
         self.ledger[name] = value
         self._write_ledger()
 

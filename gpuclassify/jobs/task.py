@@ -142,7 +142,7 @@ class TaskSpec:
 
 
 class CountedSelect:
-    """Row filters that run while a part's pieces are read by several threads, with their counts.
+    """Row filters that several threads apply while they read the files of a part.
 
     `counts` has the rows read and kept of each filter, by name.
     """
@@ -188,9 +188,10 @@ def run_part(
     """Read one part of the input files, map it, and publish it as the file `name`.
 
     `number` is the part's, and `packed` are the settings of the job's tasks, from `TaskSpec.pack`.
-    Returns the record of the part, also if an earlier attempt has written it. Raises
-    ChangedInputError unless its pieces are from the `files` that were listed when the job began,
-    and JobChangedError if another run has started over in the output.
+    Returns the record of the part, also if an earlier attempt has written it. `files` has each of
+    the part's input files as it was when the job began; None is not checked. Raises
+    ChangedInputError if one has changed, and JobChangedError if another run has started over in the
+    output.
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {posixpath.basename(name)} of {part}", name, spec):
@@ -203,9 +204,7 @@ def _read(
 ) -> PartRead:
     """Read a part, and apply the row filters that are its first stages.
 
-    `name` and `number` are those of the part's output file. `files` has the input file of each
-    piece as it was when the job began, to detect changes; None is not checked. The settings in the
-    result have only the stages that are left.
+    The settings in the result have only the stages that are left.
     """
     started = time.perf_counter()
     assert spec.input_schema is not None
@@ -253,8 +252,7 @@ def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record
 def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
     """Add a note that names the `part` to errors of the block.
 
-    If a file is missing because another run has started over in the output, raises JobChangedError
-    instead. `name` is the file of the part.
+    If a file is missing because another run has started over, raises JobChangedError instead.
     """
     try:
         try:
@@ -364,10 +362,7 @@ def join_parts(
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:
-    """Return the record of a part that an earlier attempt has written, or None.
-
-    `name` is the file of the part.
-    """
+    """Return the record of the part in the file `name`, if an earlier attempt has written it."""
     directory = spec.directory
     if not is_published(directory, name, spec.encoding):
         return None
@@ -380,8 +375,7 @@ def _map_rows(
 ) -> tuple[pa.Table, list[Problem], StageCounts]:
     """Run the stages on a part's rows; return a table, problems of failed rows, and counts.
 
-    `source` says where the rows are from, for the problems. A failed row raises unless
-    ``spec.on_error`` is "quarantine".
+    `source` says where the rows are from, for the problems.
     """
     done = StageCounts(spec.examples)
 
@@ -413,10 +407,7 @@ def _map_rows(
 
 
 def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
-    """Return the columns `names` of `mapped`, which stages added to `rows`, for annotations.
-
-    Raises ValueError if a stage has dropped, made or moved rows.
-    """
+    """Return the columns that stages added; raise ValueError if rows are not the same, in order."""
     if not mapped.index.equals(rows.index) or _have_moved(rows, mapped):
         raise ValueError(
             "a stage has dropped, made or moved rows, and annotations need all of them in order: "
@@ -426,12 +417,7 @@ def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
 
 
 def _have_moved(rows: Frame, mapped: Frame) -> bool:
-    """Return whether a stage has moved rows, even if it has renumbered them.
-
-    Rows have moved if most of the values that a column has in changed rows were in other rows
-    before. A stage that changes values in place, such as by stripping texts, writes values that no
-    row had. An unchanged column that identifies most rows shows that no row has moved.
-    """
+    """Return whether a stage has moved rows, even if it has renumbered them."""
     have_moved = False
     for name in (name for name in rows.columns if name in mapped.columns):
         try:
@@ -444,9 +430,11 @@ def _have_moved(rows: Frame, mapped: Frame) -> bool:
             continue
         is_changed = pc.fill_null(pc.not_equal(old, new), False)
         if pc.any(is_changed).as_py():
+            # Moving brings values from other rows, and changing them in place, such as by
+            # stripping texts, makes new ones.
             new, old = new.filter(is_changed), old.filter(is_changed)
             have_moved |= 2 * pc.sum(pc.is_in(new, old)).as_py() >= len(new)
-        elif 2 * pc.count_distinct(old).as_py() > len(old):
+        elif 2 * pc.count_distinct(old).as_py() > len(old):  # identifies most rows
             return False
     return have_moved
 
@@ -491,10 +479,9 @@ def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exceptio
 
 
 def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
-    """Count labels, scores, text lengths and sources of rows, for the part's record.
+    """Count labels, scores, text lengths and sources of rows, by field of `Record`.
 
-    `read` are the rows of the input, and `kept` those of the output. Returns the counts by field of
-    `Record`.
+    `read` are the rows of the input, and `kept` the rows of the output.
     """
     column, sources = spec.source_field, {}
     if column is not None:
@@ -520,10 +507,7 @@ def _columns(read: Frame | pa.Table, names: list[str]) -> pa.Table:
 
 
 def _texts(read: Frame | pa.Table, fields: tuple[str, ...]) -> dict[str, Any]:
-    """Return the columns in `fields` that the input has as text, to count lengths.
-
-    Returns {} if texts cannot be converted to UTF-8.
-    """
+    """Return the columns in `fields` that are text; {} if a text has no UTF-8 form."""
     known = read.column_names if isinstance(read, pa.Table) else read.columns
     present = [name for name in fields if name in known]
     if not present:

@@ -36,15 +36,15 @@ def restored(kind: pa.DataType) -> pa.DataType:
 
 
 def holds_no_fields(kind: pa.DataType) -> bool:
-    """Return whether a type contains a struct without fields, at any nesting.
+    """Return whether `stored` would change a type.
 
-    JSON and view types count, too: it is True for each type that `stored` would change.
+    This is so for a struct without fields, JSON and views, at any nesting.
     """
     return stored(kind) != kind
 
 
 def changed(table: pa.Table, change: Change) -> pa.Table:
-    """Cast each column of a table to the type that `change` returns for its current type."""
+    """Cast each column of a table to the type that `change` returns for the column's type."""
     return cast(table, changed_schema(table.schema, change))
 
 
@@ -96,10 +96,7 @@ def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Cast a column to the type `kind`; a column that has it already is returned unchanged.
-
-    Arrow 26 corrupts nested lists of objects with nulls in a cast to the same type.
-    """
+    # Arrow 26 corrupts nested lists of objects with nulls in a cast to the same type.
     if column.type == kind:
         return column
     if isinstance(column.type, pa.JsonType):  # has a cast to its storage type only
@@ -118,7 +115,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def changed_schema(schema: pa.Schema, change: Change) -> pa.Schema:
-    """Return the schema, each field changed to the type that `change` returns for its type.
+    """Return the schema with each field's type replaced by the result of `change` for that type.
 
     Names and metadata stay.
     """

@@ -104,7 +104,7 @@ class Encoding:
             with pq.ParquetWriter(sink, schema, compression=self.compression, **layout) as writer:
                 for table in _row_groups(files, schema):
                     writer.write_table(table, rows)
-        elif self.compression == "zstd":  # pandas reads only the first of several frames
+        elif self.compression == "zstd":  # pandas reads only the first of several zstd frames
             with pa.CompressedOutputStream(sink, self.compression) as stream:
                 for block in itertools.chain.from_iterable(map(self._blocks, contents)):
                     stream.write(block)
@@ -113,10 +113,7 @@ class Encoding:
         return sink.getvalue().to_pybytes()
 
     def _write_json_lines(self, table: pa.Table, file: pa.NativeFile) -> None:
-        """Write each row to `file` as a line with a JSON object.
-
-        Bytes become base64, and infinities and NaN become null.
-        """
+        """Write each row as a line with a JSON object; infinities and NaN become null."""
         to_json = _converter(pa.field("", pa.struct(table.schema)))
         has_json = any(isinstance(kind, pa.JsonType) for kind in table.schema.types)
         dump = _dump_with_json if has_json else _dump
@@ -147,7 +144,6 @@ class Encoding:
         return sum(block.count(b"\n") for block in self._blocks(content))
 
     def _blocks(self, content: bytes) -> Iterator[bytes]:
-        """Yield the decompressed content of a file of JSON lines, `BLOCK_BYTES` at a time."""
         stream = source = pa.BufferReader(content)
         if self.compression is not None:
             stream = pa.CompressedInputStream(source, self.compression)
@@ -175,11 +171,7 @@ class Encoding:
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Return keyword arguments of `pq.write_table` for a table with this schema.
-
-    They are `ANNOTATION_LAYOUT` if its first columns are ``_file``, ``_place`` and ``_left_out`` (a
-    set of annotations, which is read by position), and {} for any other table.
-    """
+    """Return arguments of `pq.write_table`: `ANNOTATION_LAYOUT` for an annotation set, or {}."""
     # A user's columns may have these names, too.
     has_positions = (
         schema.names[:3] == [FILE, PLACE, LEFT_OUT] and schema.field(PLACE).type == pa.int64()
@@ -188,12 +180,9 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of files to join: the first schema, with types that fit all of them.
+    """Return the first schema, with types that the types of all schemas can be cast to.
 
-    A column's type is one that all files' types can be cast to, as `union` chooses it.
-
-    Raises ArrowTypeError if a column's types have no common type. Metadata is of the first schema
-    that has all these types, or else of the first schema.
+    Metadata is of the first schema that has all these types, if any.
     """
     fields = [
         functools.reduce(_common_field, (schema.field(name) for schema in schemas))
@@ -209,10 +198,9 @@ def _common_field(one: pa.Field, other: pa.Field) -> pa.Field:
 
 
 def _row_groups(files: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of Parquet files, cast to `schema`, as tables of at most `ROW_GROUP_BYTES`.
+    """Yield the rows of files, cast to `schema`, as tables of at most `ROW_GROUP_BYTES`.
 
-    Row groups of the files are joined in order and never split, so that one that is larger stays
-    whole.
+    Row groups are joined in order and never split, so that a larger one stays whole.
     """
     waiting = [schema.empty_table()]
     for file in files:
@@ -254,7 +242,6 @@ def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
 
 
 def _replace_pandas_metadata(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
-    """Return the table with the dict `declared`, as JSON, for its ``pandas`` schema metadata."""
     metadata = {**table.schema.metadata, b"pandas": json.dumps(declared).encode()}
     return table.replace_schema_metadata(metadata)
 
@@ -300,7 +287,7 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_value(value: pa.Scalar) -> Any:
-    """Convert an Arrow scalar, nested or not, to a Python value.
+    """Convert an Arrow scalar to a Python value.
 
     Timestamps and dates outside of Python's years 1 to 9999 become text, as Arrow formats them.
     """
@@ -322,8 +309,7 @@ def _same(value: object) -> object:
 def _converter(field: pa.Field) -> Callable[[Any], Any]:
     """Return a function that converts Python values of an Arrow field to values for `json.dumps`.
 
-    Maps with text keys become dicts, other maps lists of dicts with ``key`` and ``value``, and JSON
-    columns `_Json` texts; other values stay, including None.
+    Maps with text keys become dicts, and other maps lists of dicts with ``key`` and ``value``.
     """
     kind = field.type
     if isinstance(kind, pa.JsonType):
@@ -345,10 +331,7 @@ def _converter(field: pa.Field) -> Callable[[Any], Any]:
 
 
 def _check_json(kind: pa.DataType) -> None:
-    """Raise ArrowInvalid if JSON lines cannot hold a type: a struct with two fields of one name.
-
-    An unknown time zone raises an error of pyarrow, too. Nested types are checked.
-    """
+    """Raise an error of pyarrow for structs with repeated names and unknown time zones."""
     if pa.types.is_struct(kind) and len({*kind.names}) < kind.num_fields:
         raise pa.ArrowInvalid("several fields of an object have one name")
     if pa.types.is_timestamp(kind):
@@ -359,10 +342,6 @@ def _check_json(kind: pa.DataType) -> None:
 
 
 def _dump(record: Any) -> str:
-    """Serialize a value as JSON in one line; raise ValueError for infinity or NaN.
-
-    Bytes become base64, and other values that JSON does not have become ``str(value)``.
-    """
     return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_json_text)
 
 
@@ -371,10 +350,7 @@ class _Json(str):
 
 
 def _checked(text: str, column: str) -> _Json:
-    """Return `text`, a value of the JSON column `column`, as valid JSON in one line.
-
-    Infinities and NaN become null. Raises TypeError if the text cannot be parsed.
-    """
+    """Return a value of a JSON column as one line of valid JSON; infinities and NaN become null."""
     try:
         # int() raises ValueError for NaN.
         json.loads(text, parse_int=_same, parse_float=_same, parse_constant=int)
@@ -389,10 +365,7 @@ def _checked(text: str, column: str) -> _Json:
 
 
 def _dump_with_json(record: dict[str, Any]) -> str:
-    """Serialize a row as a JSON object in one line; values that are `_Json` are written verbatim.
-
-    Raises ValueError for infinity or NaN in other values.
-    """
+    """Serialize a row as a JSON object in one line; `_Json` values are written verbatim."""
     texts = (v if isinstance(v, _Json) else _dump(v) for v in record.values())
     return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
 

@@ -68,8 +68,8 @@ logger = logging.getLogger(__name__)
 
 MANIFEST, SUCCESS = f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html", "_report/README.md")
-# CARD tells the library datasets which files are data. Jobs write no README, where users may do the
-# same, because other readers would read it as data.
+# CARD tells the library `datasets` which files are data. Users may say so in a README instead. Jobs
+# write none, because other readers would read that file as data.
 CARD, README = ".huggingface.yaml", "README.md"
 NEW_FILES = "input files new"
 DASK_KEY = "Dask key"  # key of the input frame in a job's identity
@@ -83,7 +83,7 @@ configs:
 - config_name: default
   data_files: "{{data}}"
 """
-# Computes `Store.digests`, here or on workers.
+# Function like `Store.digests`, which reads files here or on workers.
 Digest = Callable[[Store, Sequence[str]], Iterable[tuple[str, str, str]]]
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 _JOB_TYPES = {"key": str, "parts": int, "identity": dict, "earlier": list, "versions": dict}
@@ -210,11 +210,7 @@ class Manifest:
         return f"{PARTS}/{name}" if self.joins else name
 
     def _name_of(self, path: str) -> str:
-        """Return the output file name, as from `name`, that a path's base name stands for.
-
-        `path` is an output file, maybe in a partition folder, or a record. Returns "" for other
-        runs' files.
-        """
+        """Return the output file name for the path of a file or record; "" for other runs."""
         numbers = self.numbers(path)
         return self.name(numbers[0], numbers[-1] if is_joined(path) else None) if numbers else ""
 
@@ -274,22 +270,14 @@ class Manifest:
             )
 
     def _is_same(self, earlier: dict[str, Any], *, ignores_code: bool) -> bool:
-        """Return whether an earlier job has the same settings, input and code as this one.
-
-        `earlier` is its job.json, parsed. Digests of users' code are not compared if
-        `ignores_code`.
-        """
+        """Return whether a job has the same settings, input and code; `earlier` is its job.json."""
         before, after = earlier["identity"], self.identity
         if ignores_code:
             before, after = _without_code(before), _without_code(after)
         return _key_of(before) == _key_of(after)
 
     def _code_advice(self, earlier: dict[str, Any]) -> str:
-        """Return advice for an error message if only code differs from an earlier job, or "".
-
-        `earlier` is the parsed job.json of an earlier job. Code includes versions of the models'
-        libraries.
-        """
+        """Return advice if only code or versions differ from those in `earlier`; otherwise ""."""
         if not self._is_same(earlier, ignores_code=True):
             return ""
         changed = {
@@ -412,10 +400,7 @@ class Manifest:
         return record.name == name and [part.name for part in record.joined] == [*parts]
 
     def _recorded(self) -> list[str]:
-        """List the names of output files that have a record, in the order of their parts.
-
-        A part that is in a recorded joined file is not listed itself.
-        """
+        """List output files that have a record, in order; parts of joined files are left out."""
         paths = [*self.directory.sizes(RECORDS)]
         names = {name for path in paths if (name := self._name_of(path))}
         joined = {number for name in names if is_joined(name) for number in self.numbers(name)}
@@ -423,10 +408,7 @@ class Manifest:
         return sorted(left, key=lambda name: (self.numbers(name)[0], name))
 
     def _strays(self) -> list[str]:
-        """List the paths of this run's records that are obsolete.
-
-        Their part is in a joined file that has a record, or this run writes no file of their name.
-        """
+        """List obsolete records: their part is in a joined file, or this run has no such file."""
         known = {*map(record_path, self._recorded())}
         paths = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
         return [path for path in paths if path not in known and key_in(path) == self.key]
@@ -443,7 +425,7 @@ class Manifest:
         """Return the record of each output file by name, from the manifest file of a finished job.
 
         The manifest is one file, read faster than all records. Damaged or missing records are None,
-        also for parts without any file. Of an unfinished job, the result is `records`.
+        also for parts without any file. For an unfinished job, returns `records`.
         """
         if not self.directory.has(SUCCESS):
             return self.records()
@@ -528,10 +510,7 @@ class Manifest:
             self.directory.replace(name, card.encode())
 
     def _replaceable_cards(self) -> list[str]:
-        """Return [`CARD`] if a job may write that file, and [] if a user wrote it or a `README`.
-
-        A job may replace a card that is empty or begins as a job's card.
-        """
+        """Return [`CARD`] if a job may write that file, and [] if a user wrote it or a `README`."""
         try:
             content = self.directory.read(CARD)
         except FileNotFoundError:
@@ -541,11 +520,9 @@ class Manifest:
         return [CARD] * (not content or content.startswith(_CARD_MARK.encode()))
 
     def _earlier(self) -> dict[str, Any] | None:
-        """Return the parsed job.json of the job that has begun in the directory, or None.
+        """Return the parsed job.json of the directory, or None if no job has begun there.
 
-        If job.json is damaged, but names of records show that it described this job, a replacement
-        is returned. With `restart`, that has only the keys in those names. Otherwise
-        DamagedMetadataError.
+        A damaged one is replaced if the names of records show that it was this job's.
         """
         try:
             return read_job(self.directory)
@@ -583,17 +560,12 @@ class Manifest:
             )
 
     def _remove_parts(self, keys: Collection[str]) -> None:
-        """Remove output files with one of these run keys in their names, and folders left empty."""
         parts = [name for name in sorted(self.directory.part_sizes()) if key_in(name) in keys]
         self.directory.remove(*parts)
         self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
 
     def _clear(self, earlier: dict[str, Any]) -> None:
-        """Remove the output of earlier runs, except job.json, which the caller replaces later.
-
-        `earlier` is the parsed job.json, with the keys of these runs. Files of rows stay if
-        `keeps_earlier`.
-        """
+        """Remove the output of all runs that the job.json `earlier` names, but not job.json."""
         keys = {earlier["key"], *earlier["earlier"]}
         remove = self.directory.remove
         remove(SUCCESS)
@@ -607,6 +579,9 @@ class Manifest:
 
     def _write_job(self, earlier: dict[str, Any] | None) -> None:
         past = {earlier["key"], *earlier["earlier"]} - {self.key} if earlier else set()
+        columns: dict[str, str] = {}
+        if self.columns is not None:
+            columns["columns"] = base64.b64encode(self.columns.serialize()).decode()
         content = {
             "key": self.key,
             "parts": self.count,
@@ -617,7 +592,7 @@ class Manifest:
             "versions": _versions(),
             "folders": self.folders or {},
             "provenance": self.provenance,
-            **self._columns_entry(),
+            **columns,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         data = sealed(content, indent=1)
@@ -626,21 +601,8 @@ class Manifest:
         elif not self.directory.create(JOB, data, SCRATCH, is_lasting=True):
             self.check()  # another client was faster; with the same job, both may go on
 
-    def _columns_entry(self) -> dict[str, str]:
-        """Return {"columns": Arrow schema of the input, serialized, in base64} for job.json.
-
-        Returns {} if `columns` is None.
-        """
-        if self.columns is None:
-            return {}
-        return {"columns": base64.b64encode(self.columns.serialize()).decode()}
-
     def _begun(self) -> dict[str, list[str]]:
-        """Return the paths of existing files of each output file, by output file name.
-
-        With partition folders, one name has a file in each folder, and one with all rows before
-        they are spread over the folders.
-        """
+        """Return the paths of existing files by output file name, which has one in each folder."""
         folder = posixpath.dirname(published_path("", self.encoding))
         paths = [*self.file_infos()]
         paths += [f"{folder}/{name}" for name in self.directory.sizes(folder) if folder]
@@ -662,11 +624,9 @@ class Manifest:
                 complete(self.directory, name, self.encoding)
 
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
-        """Yield the records of undamaged output files, and clean up all others.
+        """Yield the records of undamaged output files, and remove all other files.
 
-        Parts that have a file but no record get one, if their attempt left its data. Damaged files,
-        their records, and files without records are removed, so that their parts are written again.
-        `digest` computes SHA-256 of files, as in `begin`.
+        A file without a record gets one, if the attempt that wrote it left its data.
         """
         recorded, damage = self.examine(digest)
         done: set[int] = set()
@@ -691,11 +651,7 @@ class Manifest:
             self.directory.remove(*map(quarantine_path, map(self.name, numbers)), *paths)
 
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
-        """Remove temporary files of attempts to write parts.
-
-        `stems` are file names of parts without extension, whose temporary files are removed. By
-        default, all are removed, and so are the files of parts that have been joined.
-        """
+        """Remove temporary files of the parts in `stems`; None: of all parts, and joined parts."""
         for folder in (SCRATCH, WHOLE, *([PARTS] if stems is None else [])):
             names = self.directory.sizes(folder)
             left = [name for name in names if stems is None or stem_of(name) in stems]
@@ -767,12 +723,7 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
 
 
 def _has_sound_code(part: str, values: Any) -> bool:
-    """Return whether `values`, one section of job.json's ``identity``, has the expected types.
-
-    Its code, if any, must be a dict of texts. `part` is the section's name; a section whose name
-    ends with " file" must be a dict, has file names as keys, and no code. Raises AttributeError for
-    other sections that are no dict.
-    """
+    """Return whether a section of job.json's ``identity`` has values of the expected types."""
     if part.endswith(" file"):  # sizes and versions by name; any name may be a file's
         return isinstance(values, dict)
     code = values.get(CODE, {})
@@ -787,10 +738,7 @@ def _without_code(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that results may depend on, by name.
-
-    An entry also names the hash function that Dask uses.
-    """
+    """Return versions of Python and packages that may affect results, and Dask's hash function."""
     hashes = hashing.hashers[0].__name__.removeprefix("_hash_")
     versions = {"python": platform.python_version()} | installed_versions(*_PACKAGES)
     return versions | {HASHES: hashes}
@@ -802,16 +750,12 @@ def _key_of(identity: dict[str, dict[str, Any]]) -> str:
 
 
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield phrases on the differences of two jobs' identities, for error messages.
-
-    An identity is a dict of settings for each stage of the pipeline, the output, each input, and
-    each input's files. Phrases on inputs come late, because their columns may differ only as a
-    result of other files.
-    """
+    """Yield phrases on the differences of two jobs' identities, for error messages."""
     parts = {**before, **after}
     files = [part for part in parts if part.endswith(" file")]
     inputs = [part.removesuffix(" file") for part in files]
     settings = [part for part in parts if part not in files]
+    # Inputs come last, because their columns may differ only as a result of other files.
     for part in sorted(settings, key=inputs.__contains__):
         yield from _setting_changes(part, before, after)
     for part in files:
@@ -857,21 +801,14 @@ def _digests(then: object, now: object) -> str:
 
 
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the digests and versions of a pipeline stage's code that differ: (old, new) by name.
-
-    `old` and `new` are the stage's settings in two job.json. A missing value is None.
-    """
+    """Return digests and versions of a stage's code that differ, as pairs (old, new) by name."""
     before, after = old.get(CODE, {}), new.get(CODE, {})
     pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """Yield a phrase each on files that are gone, new and changed: their number, and some names.
-
-    `old` and `new` map file names to sizes and versions. `what` begins each phrase, such as "input
-    files".
-    """
+    """Yield phrases on gone, new and changed files; `old` and `new` map names to versions."""
     kinds = {
         "gone": [name for name in old if name not in new],
         "new": [name for name in new if name not in old],
@@ -895,11 +832,9 @@ def _find_damage(
     checked: Checked,
     digest: Digest | None,
 ) -> dict[str, str]:
-    """Verify the files that `records` describe; return the reason for each damaged one.
+    """Verify the files that `records` describe; return the reasons for damaged ones by record name.
 
-    The reasons are keyed by the records' names. `infos` are fsspec's infos of existing files by
-    path. Undamaged files are added to `checked`, whose `by` selects the method. `digest` computes
-    SHA-256 of files; None: `Store.digests`.
+    Undamaged files are added to `checked`, whose `by` selects the method.
     """
     damage: dict[str, str] = {}
     unread: dict[str, Record] = {}

@@ -288,18 +288,16 @@ def quarantine_path(name: str) -> str:
 
 
 def published_path(name: str, encoding: Encoding) -> str:
-    """Return the path of the file that an attempt at the part `name` creates first, if none exists.
+    """Return the path of the first file that a task creates for the output file `name`.
 
-    It is `name`, or with partition folders a file in `WHOLE` with all rows, which are spread later.
+    It is `name`, or with partition folders a file in `WHOLE` with all rows, which are split into
+    the folders later.
     """
     return f"{WHOLE}/{name}" if _is_spread(name, encoding) else name
 
 
 def _is_spread(name: str, encoding: Encoding) -> bool:
-    """Return whether rows of the output file `name` go to partition folders, such as ``bucket=19``.
-
-    Parts in the folder `PARTS` do not: they are joined first.
-    """
+    """Return whether a file's rows go to partition folders; parts in `PARTS` are joined first."""
     return bool(encoding.partition_by) and not name.startswith(f"{PARTS}/")
 
 
@@ -399,10 +397,9 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
 def _create_record(
     directory: Store, record: Record, files: Mapping[str, bytes], encoding: Encoding
 ) -> Record | None:
-    """Create the record of a part whose rows are written, after its files in partition folders.
+    """Create the record of a part, after the part's files in partition folders, if it has any.
 
-    `files` has the content of each file by path; it is used only if rows go to folders. Returns the
-    record with the files' sizes and digests, or None if another attempt has created it.
+    `files` has their content by path. Returns None if another attempt has created the record.
     """
     path, is_spread = record_path(record.name), _is_spread(record.name, encoding)
     # If the record exists, a late attempt has published a part again whose rows are spread.
