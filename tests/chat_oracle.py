@@ -7,7 +7,6 @@ walked as a person would: after all tokens so far, the softmax over those that t
 import functools
 import itertools
 import math
-import os
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -150,7 +149,8 @@ class ChatOracle:
             return [(self.tokenizer.eos_token_id,)]
         length = len(self.ids(context))
         rows = [tuple(self.ids(context + text)[length:]) for text in following]
-        shared = os.path.commonprefix(rows)
+        agree = itertools.takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
+        shared = tuple(column[0] for column in agree)
         return [shared] if shared else sorted({row[:1] for row in rows})
 
     def _all_texts(self, number):

@@ -423,7 +423,8 @@ def _bytes(name: str, size: int | str | None, least: int = 0) -> int | None:
         raise ValueError(f'{name}={size!r} is no size: pass bytes, or such as "16MB"') from err
     if size_bytes is not None and size_bytes < least:
         raise ValueError(
-            f'{name}={size!r} is below {least} byte: pass bytes, or such as "16MB"'
+            f'{name}={size!r} is below {least} byte{"s" * (least != 1)}: pass bytes, or such as '
+            '"16MB"'
         )
     return size_bytes
 

@@ -127,7 +127,7 @@ class Pipeline(pipeline.Pipeline):
             if settings:
                 warn_once(f"Pipeline: the executor's {settings} has no effect: use get_client()")
             executor = None
-        if getattr(self.stages[-1], "mode", None) == "overwrite":
+        if self.stages and getattr(self.stages[-1], "mode", None) == "overwrite":
             options = {"restart": True} | options
         summary = super().run(current_client() if executor is None else executor, **options)
         return Results(**vars(summary))

@@ -163,7 +163,7 @@ def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
-    """Record in `stats` how much faster bfloat16 is than float32, if a CPU runs float32 by default.
+    """Record in `stats` the speed of bfloat16 relative to float32, on CPUs that default to float32.
 
     `stats` are the counts of a run that has ended, and `options` the settings of its model. A job's
     report shows `peak_bfloat16_times`, the ratio. Nothing is measured until the process has run

@@ -257,9 +257,9 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         return Budget(BatchLimits(model.max_tokens, max_rows=1))
 
     def probe(rows: int, width: int) -> None:
-        """Run a batch of random tokens, in which the layers compute about ``rows * width`` tokens.
+        """Run a batch of random token ids of ``rows * width`` tokens, to measure its memory.
 
-        If it has several texts, one has another length, so that padding is measured, too.
+        If the batch has several texts, one has another length, so that padding is measured, too.
         """
         lengths = np.full(rows, width)
         if is_packed:

@@ -71,7 +71,7 @@ def run_tasks(
             looked = time.monotonic()
             with contextlib.suppress(OSError):  # a lost scheduler also cancels all tasks
                 size = max(FEWEST_TASKS, TASKS_PER_THREAD * sum(client.nthreads().values()))
-        for task in itertools.islice(waiting, size - len(pending)):
+        for task in itertools.islice(waiting, max(0, size - len(pending))):  # workers may have left
             submit(task)
 
     try:

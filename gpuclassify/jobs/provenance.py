@@ -176,11 +176,12 @@ class Provenance:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the provenance as JSON values, which `parse` reads."""
+        inputs, sets = self.inputs[:MOST_ENTRIES], self.annotations[:MOST_ENTRIES]
         return {
-            "columns": [maker.as_dict() for maker in self.makers],
-            "inputs": [{"name": name, "commit": commit} for name, commit in self.inputs],
-            "annotations": [{"name": n, "digest": digest} for n, digest in self.annotations],
-            "conditions": [*self.conditions],
+            "columns": [maker.as_dict() for maker in self.makers[:MOST_MAKERS]],
+            "inputs": [{"name": name, "commit": commit} for name, commit in inputs],
+            "annotations": [{"name": name, "digest": digest} for name, digest in sets],
+            "conditions": [*self.conditions[:MOST_ENTRIES]],
         }
 
     def metadata(self) -> dict[bytes, bytes]:

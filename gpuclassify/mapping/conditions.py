@@ -406,7 +406,7 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
 
 
 def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
-    """Return the first of `end` rows for which `calculate` raises ArrowInvalid, by bisection."""
+    """Find by bisection the first of `end` rows where `calculate` raises ArrowInvalid."""
     first = 0
     while end - first > 1:
         middle = (first + end) // 2

@@ -38,7 +38,7 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager in which the mappers' models run equal leading layers only once.
+    """Return a context manager that lets the mappers' models run equal leading layers only once.
 
     When a mapper runs its model, the models of later mappers that share layers run on the same
     batches, and their outputs are cached until their mapper runs.

@@ -234,7 +234,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class OwnModule:
-    """Function that builds a network, in place of the one that a model's ``config.json`` describes.
+    """Function that builds a network of the user's own, not the one of the ``config.json``.
 
     The user or a subclass of a classifier supplies the function, and may also supply a tokenizer.
     """

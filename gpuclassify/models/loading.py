@@ -375,7 +375,7 @@ def pretrained(
     """Build a network by a transformers class, and load its weights from `directory` as `dtype`.
 
     `loader` is a class such as `AutoModel`. ``needed(names)`` selects the tensor names that the
-    files must have, and ``select(tensors)`` the tensors to load, under the names that the network has.
+    files must have, and ``select(tensors)`` the tensors to load, by their names in the network.
     Raises CheckpointError, which calls the model `owner`, if these are missing or misshaped, or the
     files have other tensors.
     """

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+
 from gpuclassify.models.checkpoint import CheckpointError
 
 

@@ -328,7 +328,7 @@ class _Files:
         return config
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Read the Transformer module's settings, and refuse those that would change outputs."""
+        """Read the Transformer module's settings; refuse any that would change outputs."""
         name = self.identity.name
         present = hub.list_files(self.identity, cache_dir=self.cache_dir)
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)

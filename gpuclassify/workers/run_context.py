@@ -304,9 +304,9 @@ def run_context(**counters: Any) -> Iterator[RunContext]:
 
 @contextlib.contextmanager
 def collected_stats() -> Iterator[list[RunStats]]:
-    """Yield a list to which each mapper that this thread runs in the block appends a `RunStats`.
+    """Collect the statistics of mappers that this thread runs within the block.
 
-    Mappers are classifiers and the like; each appends its statistics once per partition.
+    Yields a list. Every mapper, such as a classifier, appends a `RunStats` once per partition.
     """
     runs: list[RunStats] = []
     with run_context(stats=runs):

@@ -94,6 +94,8 @@ def test_what_runs_no_job_is_refused_with_the_cure(pipeline):
         pipeline.run(object())
     with pytest.raises(TypeError, match="begins with its reader"):
         pipeline.run(initial_tasks=[object()])
+    with pytest.raises(TypeError, match="a Pipeline of 0 stages ends with"):
+        curator.Pipeline(name="empty").run()
 
 
 @pytest.mark.parametrize(

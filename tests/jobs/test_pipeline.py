@@ -21,6 +21,7 @@ from dask.dataframe.dispatch import get_parallel_type, make_meta_dispatch
 from distributed import Client
 
 from gpuclassify import DomainClassifier, QualityClassifier, classify
+from gpuclassify.jobs import execution
 from gpuclassify.jobs.input import schema
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.input.schema import to_frame
@@ -484,3 +485,14 @@ def test_starting_over_removes_what_jobs_wrote_and_nothing_else(finished, folder
     late.write_bytes(b"of an attempt of the first job that came late")
     assert finished(stages=[same]).run().resumed_parts == 2
     assert not late.exists()
+
+
+def test_tasks_go_on_when_workers_leave(monkeypatch):
+    """More tasks than the workers that are left may have are then under way."""
+    monkeypatch.setattr(execution, "LOOK_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(execution, "FEWEST_TASKS", 2)
+    threads = iter([{"a": 20}])
+    with Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as one:
+        monkeypatch.setattr(one, "nthreads", lambda: next(threads, {"a": 1}))
+        found = [*execution.run_tasks(one, abs, [(-number,) for number in range(60)])]
+    assert sorted(found) == [*range(60)]

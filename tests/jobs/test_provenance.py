@@ -231,6 +231,15 @@ def test_metadata_of_files_stays_small():
     assert Provenance().metadata() == {}
 
 
+def test_what_a_job_writes_can_be_read_however_much_it_is():
+    makers = tuple(Maker((f"column_{n}",), "Class") for n in range(2_000))
+    sets = tuple((f"notes_{n}", "sha256:0") for n in range(20_000))
+    written = Provenance(makers, sets, sets, tuple(f"a > {n}" for n in range(20_000))).as_dict()
+    read = Provenance.parse(json.loads(json.dumps(written)))
+    assert read.as_dict() == written
+    assert read.makers == makers[:1_000] and read.conditions[-1] == "a > 9999"
+
+
 def test_names_beyond_the_limits_are_left_out(crawl, tmp_path):
     def with_many(frame):
         more = {f"c{n}": 1 for n in range(3)} | {"n" * 2_000: 1}

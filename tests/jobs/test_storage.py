@@ -82,3 +82,18 @@ def test_a_file_of_time_0_has_a_version_of_its_own(tmp_path):
     before = [file.version for file in find_files([str(path)], {})]
     path.chmod(0o600)
     assert [file.version for file in find_files([str(path)], {})] == before == ["0.0"]
+
+
+@pytest.mark.parametrize(
+    ("info", "md5"),
+    [
+        ({"ETag": '"900150983cd24fb0d6963f7d28e17f72"'}, "900150983cd24fb0d6963f7d28e17f72"),
+        ({"md5Hash": "kAFQmDzST7DWlj99KOF/cg=="}, "900150983cd24fb0d6963f7d28e17f72"),
+        ({"content_settings": {"content_md5": bytearray(b"\x90\x01")}}, "9001"),
+        *(({"ETag": none}, None) for none in (None, "", '""')),
+        ({"content_settings": {"content_md5": bytearray()}}, None),
+        ({}, None),
+    ],
+)
+def test_a_store_that_reports_no_md5_reports_none(tmp_path, info, md5):
+    assert open_store(str(tmp_path)).reported_md5(info) == md5

@@ -41,7 +41,6 @@ PREFIX = "__label__"
 # The word </s>, which ends a line for the library, between the library's separators.
 _LINE_END = re.compile(r"(?<![^ \n\r\t\v\f\0])</s>(?![^ \n\r\t\v\f\0])")
 # Type of the column `label_shares_field`.
-LABEL_SHARES = pa.list_(pa.struct([("label", pa.string()), ("share", pa.float32())]))
 _LABEL_SHARE = pa.struct([("label", pa.string()), ("share", pa.float32())])
 # Codes of frequent languages in ISO 639-1 and ISO 639-3, including codes of single languages that
 # models use for a group, such as Mandarin for Chinese.

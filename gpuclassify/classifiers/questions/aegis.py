@@ -64,7 +64,7 @@ class AegisOptions(LoraOptions):
         """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         if self.template_digest is not None:
-            full_digest(self.template_digest)
+            full_digest("template_digest", self.template_digest)
         if self.long_text != "truncate":
             raise ValueError(
                 f'long_text="{self.long_text}" has no meaning for a prompt: a document that is too '

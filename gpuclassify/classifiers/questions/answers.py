@@ -470,6 +470,7 @@ class AnswerReader:
                 for item in items:
                     self._sequence(item, items[0])
                 self._tree(number, items[0], field.labels[1:], is_first=False)
+                self._tree(number, items[-1], field.labels[:-1], is_first=False)
                 starts += items
 
     def _texts_of(self, number: int) -> list[str]:

@@ -211,7 +211,7 @@ class PromptOptions(ClassifierOptions):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(f"{name}={value!r} has no meaning for a question: {cure}")
         if self.prompt_digest is not None:
-            full_digest(self.prompt_digest)
+            full_digest("prompt_digest", self.prompt_digest)
         if self.text_template is not None:
             raise ValueError("text_template= is for other models: name the columns in prompt=")
         if self.text_field not in self.text_fields:

@@ -296,7 +296,7 @@ class NemotronSafetyGuardClassifier(PromptClassifier):
 
 
 class NemotronContentSafetyClassifier(PromptClassifier):
-    """Classifier of prompts in twelve languages: ``safe``, or ``unsafe`` with some of 23 categories.
+    """Classifier of prompts in 12 languages: ``safe``, or ``unsafe`` with some of 23 categories.
 
     Writes the columns ``nemotron_content_safety``, and ``nemotron_content_categories``, a list of
     categories. The model succeeds `NemotronSafetyGuardClassifier`, and is half its size. Only its

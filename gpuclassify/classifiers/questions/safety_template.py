@@ -80,7 +80,7 @@ def read_template(
     `KNOWN_DIGESTS`, or the one passed as `template_digest`. Raises TemplateError if the prompt is
     missing, incomplete, or has another digest.
     """
-    expected = None if template_digest is None else full_digest(template_digest)
+    expected = None if template_digest is None else full_digest("template_digest", template_digest)
     is_explicit = template is not None and "\n" in template
     if template is None:
         source, where = _model_card(identity, cache_dir)
@@ -135,11 +135,14 @@ def parse_template(source_text: str, where: str) -> SafetyTemplate:
     raise TemplateError(f"{where} holds no complete safety prompt: {'; '.join(problems)}. {_CURE}")
 
 
-def full_digest(digest: str) -> str:
-    """Return a SHA-256 in lower case. Raises ValueError unless it has 64 hex digits."""
+def full_digest(name: str, digest: str) -> str:
+    """Return a SHA-256 in lower case. Raises ValueError unless it has 64 hex digits.
+
+    `name` is the name of the setting, for the message.
+    """
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-fA-F]{64}", digest):
         raise ValueError(
-            f"template_digest={digest!r} is not a digest: give all 64 hex digits of the sha256 of "
+            f"{name}={digest!r} is not a digest: give all 64 hex digits of the sha256 of "
             "the prompt for an empty document"
         )
     return digest.lower()

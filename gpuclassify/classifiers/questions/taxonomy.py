@@ -236,7 +236,8 @@ def _propella_system() -> str:
 
 def _propella_answer() -> tuple[str, dict[str, Any]]:
     """Return the template of the JSON object that the model writes, and its fields by column."""
-    parts, fields = [], {}
+    parts: list[str] = []
+    fields: dict[str, Any] = {}
     for name, labels in PROPELLA.items():
         is_several = name.endswith("[]")
         key = name.removesuffix("[]")

@@ -197,7 +197,7 @@ class Splitter:
         return chunks, running_sum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
     def _joined(self, chunks: np.ndarray, ends: np.ndarray) -> list[int]:
-        """Return the indices of texts in which a pattern may match tokens of two adjacent chunks.
+        """Return the indices of texts where a pattern may match tokens of two adjacent chunks.
 
         The arguments are the results of `_look_up`.
         """

@@ -175,8 +175,9 @@ class AssignBuckets(Pipeline):
         reader, classifiers, writer = super().parts()
         if writer.annotates and classifiers:
             raise ValueError(
-                "buckets beside the input are cut of scores that are there: annotate it by the "
-                "classifiers first, and read the scores by annotations= of the reader"
+                "AnnotationWriter takes buckets of scores that exist already, and the job has "
+                "classifiers: annotate the input with them first, and read the scores with the "
+                "reader's annotations="
             )
         return reader, [*classifiers, self.buckets], writer
 

@@ -480,10 +480,12 @@ def _matched(
         ]
         if not cells:
             known = ", ".join([*map(_name, map(group_value, counts))][:10])
-            raise ValueError(f"weights= has {entry!r}, and no row is of it; cells are {known}")
+            raise ValueError(f"weights= has {entry!r}, and no row matches; cells are {known}")
         for cell in cells:
             if cell in owners:
-                raise ValueError(f"the cell {cell} is of {owners[cell]!r} and of {entry!r}")
+                raise ValueError(
+                    f"weights= has {owners[cell]!r} and {entry!r}, which both match cell {cell}"
+                )
             owners[cell] = entry
         matched.append((float(entry[WEIGHT]), cells))
     if not sum(weight for weight, _ in matched):

@@ -394,8 +394,8 @@ class _Partitions:
     def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
         if draw.id_field is None:
             raise ValueError(
-                "id_field=None: a frame's rows have no places of their own, name a column of ids; "
-                "rows of files have: pass FileReader(paths)"
+                "id_field=None: rows of a frame have no file and position to identify them by; "
+                "name a column of ids, or pass FileReader(paths)"
             )
         self.frame = as_dask(dataset)
         self.meta = self.frame._meta

@@ -453,9 +453,10 @@ class _Sums(NamedTuple):
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
 ) -> GroupThreshold:
-    """Find the threshold of one group for which a target, such as "precision", reaches `value`.
+    """Find the lowest score of one group above which a target, such as precision, reaches `value`.
 
-    The ends of its interval are the scores at which `value` leaves the target's 95% interval.
+    Returns the threshold with an interval, whose ends are the scores where `value` leaves the 95%
+    confidence interval of the target.
     """
     # Last row of each distinct score, because rows with equal scores are kept together.
     last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))

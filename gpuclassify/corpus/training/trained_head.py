@@ -154,7 +154,7 @@ class TrainedHead:
         class_weight : str or dict, optional
             Weight of rows by label, or grade: "balanced", or numbers by label, 1 for others. A row
             with several labels has the weight of the rarest one.
-        hidden_size : int
+        hidden_size : int or None
             Width between the layers of ``kind="mlp"``.
         epochs : int, optional
             Maximum epochs for ``kind="mlp"`` and ``"pooler"``. Default: 50 and 20.

@@ -848,8 +848,9 @@ def _find_damage(
                     f"{path} has {info['size']:,} bytes, and {size:,} were written"
                 )
             else:
-                md5 = (record.md5 or {}).get(path, "")
-                if checked.by == "size" or directory.reported_md5(info) == md5:
+                md5 = (record.md5 or {}).get(path)
+                is_same = md5 is not None and directory.reported_md5(info) == md5
+                if checked.by == "size" or is_same:
                     checked.files[path, record.digests[path]] = size
                 elif (path, record.digests[path]) not in checked.files:
                     unread[path] = record

@@ -381,7 +381,7 @@ def _earlier_files(directory: Store, overwrite: bool) -> list[str]:
             if entry.problem is not None:
                 raise entry.problem
             name, is_file = entry.path[start:], entry.info["type"] != "directory"
-            is_line = name.startswith("part-") and JSONL in name
+            is_line = name.rpartition("/")[2].startswith("part-") and JSONL in name
             if is_file and (is_line or file_format(name) == PARQUET):
                 folders = name.split("/")[:-1]
                 earlier[name] = not entry.linked and all("=" in folder for folder in folders)

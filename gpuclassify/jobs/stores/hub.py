@@ -47,7 +47,7 @@ def hub_uri(url: str) -> HfUri | None:
 
 
 def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of fsspec options in which a name that is not secret replaces the Hub token.
+    """Return a copy of fsspec options with the Hub token replaced by a name that is not secret.
 
     The token is kept in this process's memory, for the repositories in `urls`. Without a repository
     among them, the options are unchanged.

@@ -570,8 +570,8 @@ class Store:
         md5 = settings.get("content_md5") or info.get("md5Hash") or info.get("ETag")
         if isinstance(md5, str):
             md5 = md5.strip('"')
-            return base64.b64decode(md5).hex() if md5.endswith("==") else md5
-        return None if md5 is None else bytes(md5).hex()
+            return (base64.b64decode(md5).hex() if md5.endswith("==") else md5) or None
+        return bytes(md5 or b"").hex() or None
 
     def make(self, *folders: str) -> None:
         """Create this folder, and in it `folders` (relative paths); existing ones are no error."""
@@ -896,7 +896,7 @@ def _path_and_parents(path: str, root: str) -> Iterator[str]:
 
 
 def _process_namespace() -> str:
-    """Return eight hex digits for the PID namespace, in which process IDs are unique."""
+    """Return eight hex digits that identify the PID namespace, where process IDs are unique."""
     parts = [socket.gethostname()]  # not enough, because containers may share it
     with contextlib.suppress(OSError):  # not Linux, or hidden
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())

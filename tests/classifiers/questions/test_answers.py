@@ -93,6 +93,9 @@ FORMS = {
         {"codes": Several(CODES, separator='","'), "harms": Several(HARMS, separator='","'),
          "kind": ["good", "bad"]},
     ),
+    "a separator that also follows the list": (
+        "{harms}, and {kind}", {"harms": Several(HARMS), "kind": ["good", "bad"]},
+    ),
     "a list of free texts": (
         "{kind}: {names}",
         {"kind": ["good", "bad"], "names": Free(12, stop="\n", separator="e")},
@@ -193,7 +196,7 @@ def test_the_taxonomy_is_read_line_by_line(directory, oracle):
         ({"answer": "no field", "fields": {"a": ["x", "y"]}}, ValueError, "each must be in both"),
         ({"answer": "{a} {", "fields": {"a": ["x", "y"]}}, ValueError, "a brace of its own"),
         (
-            {"answer": "{a}, and {b}", "fields": {"a": Several(["x", "y"]), "b": ["x", "y"]}},
+            {"answer": "{a}, x{b}", "fields": {"a": Several(["x", "y"]), "b": ["x", "y"]}},
             ValueError,
             "not told from those of another",
         ),

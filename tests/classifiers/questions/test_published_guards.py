@@ -104,8 +104,8 @@ PROPELLA_SYSTEM = (  # as printed in the code of an annotation of Danish texts
     "content_length: substantive words (substantial 2k+|moderate 500-2k|brief 100-500|minimal <100)"
     "\n"
     "one_sentence_description: neutral ~10 word summary in English\n"
-    "content_type[]: functional purpose (analytical|instructional|reference|procedural|qa_structured"
-    "|conversational|creative|transactional|boilerplate|news_report|opinion_editorial|"
+    "content_type[]: functional purpose (analytical|instructional|reference|procedural|"
+    "qa_structured|conversational|creative|transactional|boilerplate|news_report|opinion_editorial|"
     "review_critique|technical_documentation|specification_standard|legal_document|press_release|"
     "structured_data|source_code)\n"
     "business_sector[]: industry domain (academic_research|education_sector|technology_software|"
@@ -289,6 +289,11 @@ def test_the_digest_is_that_of_the_text_and_another_one_is_told(replica, kind, t
         kind(model=replica("chatml"), strict=True)(ddf)
     (found,) = re.findall(r"the digest (\w{64})", message)
     kind(model=replica("chatml"), strict=True, prompt_digest=found)(ddf)
+
+
+def test_a_digest_that_is_none_is_refused_by_its_setting():
+    with pytest.raises(ValueError, match="prompt_digest='f' is not a digest: give all 64"):
+        Qwen3GuardClassifier(prompt_digest="f")
 
 
 def test_without_an_adapter_no_peft_is_needed(replica, monkeypatch):
@@ -581,7 +586,7 @@ def test_a_column_that_is_missing_is_told_with_what_names_it(
 def test_licences_and_gates_are_declared_for_every_published_guard():
     published = [one for one in vars(published_guards).values() if isinstance(one, type)]
     published = [one for one in published if one.__module__ == published_guards.__name__]
-    assert len([one for one in published if issubclass(one, PromptClassifier)]) == 7
+    assert len([one for one in published if issubclass(one, PromptClassifier)]) == 8
     gated = {one.__name__ for one in published if vars(one).get("is_gated")}
     assert gated == {"LlamaGuardClassifier", "ShieldGemmaClassifier", "WildGuardClassifier"}
     assert all(vars(one)["licence"] and vars(one)["purpose"] for one in published)

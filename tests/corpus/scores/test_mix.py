@@ -176,13 +176,13 @@ def test_results_of_partitions_are_joined_by_tree(read):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"weights": [{"topic": "Sport", "weight": 1}]}, "no row is of it; cells are"),
+        ({}, {"weights": [{"topic": "Sport", "weight": 1}]}, "no row matches; cells are"),
         ({}, {"weights": [{"topc": "News", "weight": 1}]}, "values of"),
         ({}, {"weights": [{"topic": "News"}]}, "give a weight"),
         ({}, {"weights": [{"topic": "News", "weight": -1}]}, "0 or more"),
         ({}, {"weights": [{"topic": "News", "weight": 0}]}, "are all 0"),
         ({}, {"weights": []}, "or none"),
-        ({}, {"weights": [*WEIGHTS, {"topic": "News", "weight": 1}]}, 'the cell .* is of'),
+        ({}, {"weights": [*WEIGHTS, {"topic": "News", "weight": 1}]}, 'both match cell'),
         ({}, {"tokens": 0}, "tokens=0 must be above 0"),
         ({}, {"max_epochs": 0}, "max_epochs=0 must be"),
         ({}, {"max_epochs": 10**9}, "must be at most 1,000"),
@@ -193,7 +193,7 @@ def test_results_of_partitions_are_joined_by_tree(read):
         ({"tokens": -5}, {}, "0 or more"),
         ({"tokens": 0}, {}, "6,000 rows have no token in 'tokens'"),
         ({"tokens": pd.array([None] * 6_000, "Int64")}, {}, "6,000 rows have no token"),
-        ({"topic": None}, {}, "no row is of it; cells are null, 0, null, 1"),
+        ({"topic": None}, {}, "no row matches; cells are null, 0, null, 1"),
         ({}, {"by": "id", "weights": None}, "more than 1,000 groups"),
     ],
 )  # fmt: skip

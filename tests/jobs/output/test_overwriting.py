@@ -148,8 +148,9 @@ def test_an_earlier_corpus_is_not_removed_by_starting_over(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["part.0.parquet", "train-00000-of-00001.parquet", "lang=de/part-0.parquet", "k=1/j=2/x.pq"],
-)
+    ["part.0.parquet", "train-00000-of-00001.parquet", "lang=de/part-0.parquet", "k=1/j=2/x.pq",
+     "part-0.jsonl", "lang=de/part-0.jsonl.gz"],
+)  # fmt: skip
 def test_rows_of_whoever_wrote_them_are_refused_or_replaced(tmp_path, name):
     (tmp_path / "out" / name).parent.mkdir(parents=True)
     pd.DataFrame({"id": [9], "text": ["old"]}).to_parquet(tmp_path / "out" / name)
