@@ -234,21 +234,25 @@ def _propella_system() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _propella_answer() -> tuple[str, dict[str, Any]]:
-    """Return the template of the JSON object that the model writes, and its fields by column."""
-    parts: list[str] = []
+def _propella_answers() -> dict[str, str]:
+    """Return the template of each field in the JSON object that the model writes, by column."""
+    answers = {}
+    for name in PROPELLA:
+        key, is_list = name.removesuffix("[]"), name.endswith("[]")
+        value = f'"{{propella_{key}}}"'
+        answers[f"propella_{key}"] = f'"{key}":' + (f"[{value}]" if is_list else value)
+    return answers
+
+
+def _propella_fields() -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for name, labels in PROPELLA.items():
-        is_several = name.endswith("[]")
-        key = name.removesuffix("[]")
-        column = f"propella_{key}"
-        parts.append(f'"{key}":["{{{column}}}"]' if is_several else f'"{key}":"{{{column}}}"')
-        if not labels:
-            stop, separator = ('"]', '","') if is_several else ('","', None)
-            fields[column] = Free(96, stop, separator, is_json=True)
+    for column, (name, labels) in zip(_propella_answers(), PROPELLA.items(), strict=True):
+        if name.endswith("[]"):
+            free = Free(96, stop='"]', separator='","', is_json=True)
+            fields[column] = Several(labels, separator='","') if labels else free
         else:
-            fields[column] = Several(labels, separator='","') if is_several else labels
-    return "{{" + ",".join(parts) + "}}", fields
+            fields[column] = labels or Free(96, stop='","', is_json=True)
+    return fields
 
 
 class PropellaClassifier(PromptClassifier):
@@ -277,13 +281,14 @@ class PropellaClassifier(PromptClassifier):
     licence = "Apache-2.0"
     cite = "arXiv:2602.12414"
     is_gated = False
-    defaults = dict(
-        zip(("answer", "fields"), _propella_answer(), strict=True),
-        model="ellamind/propella-1-0.6b",
-        system=_propella_system(),
-        prompt="<start_of_document>\n{text}\n<end_of_document>\n",
-        max_seq_length=32_768,
-    )
+    defaults = {
+        "model": "ellamind/propella-1-0.6b",
+        "system": _propella_system(),
+        "prompt": "<start_of_document>\n{text}\n<end_of_document>\n",
+        "answer": "{{" + ",".join(_propella_answers().values()) + "}}",
+        "fields": _propella_fields(),
+        "max_seq_length": 32_768,
+    }
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
         """Return each row's text, cut after 50,000 characters with a mark; None for null."""

@@ -108,6 +108,7 @@ WITH_COMMAS = {
     "guard of two lines",
     "json",
     "lists of json",
+    "a separator that also follows the list",
 }  # which the tokens of Gemma's copy cross
 
 
