@@ -1,7 +1,8 @@
-"""DeBERTa's fused attention as torch's compiler makes it for a GPU: its code, without the GPU."""
+"""DeBERTa's fused attention as compilers make it for a GPU: its code, without the GPU."""
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -18,7 +19,12 @@ from torch._dynamo import device_interface
 from torch._dynamo.utils import counters
 
 from gpuclassify.inference.packed import fused_attention
-from gpuclassify.inference.packed.disentangled import PositionTables, RelativePositions
+from gpuclassify.inference.packed.disentangled import (
+    DisentangledAttention,
+    PositionTables,
+    RelativePositions,
+    _relative_positions,
+)
 from gpuclassify.inference.packed.fused_attention import (
     KERNELS,
     FusedAttention,
@@ -33,6 +39,7 @@ triton = pytest.importorskip("triton")
 pytestmark = [pytest.mark.rapids, pytest.mark.timeout(600)]
 
 HEADS, SIZE, BUCKETS = 12, 64, 512  # of DeBERTa-v3-base
+OWN = [kernel for kernel in KERNELS[2] if kernel.is_own]
 SHARED_BYTES = 99 * 1024  # of a block on sm_86 and sm_89; sm_80 and sm_90 have more
 BATCHES = [
     [512] * 16 + [384, 300, 129, 128, 60, 7, 1],
@@ -185,8 +192,38 @@ def triton_function(code, folder):
 
 
 def resources(code, capability, folder):
-    """Registers, bytes of spills and of shared memory of a kernel, for GPUs of a capability."""
-    function, meta, numbers = triton_function(code, folder)
+    """Registers, bytes of spills and of shared memory of torch's kernel."""
+    return compiled(*triton_function(code, folder), capability, folder)
+
+
+def own_kernel(kernel, dtype, has_terms):
+    """The function of the project's own kernel, and what is fixed of it in DeBERTa-v3-base."""
+    from gpuclassify.inference.packed.deberta_kernel import _attend
+
+    number = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+    states = ("query", "key", "value", "query_terms", "key_terms", "output")
+    tables = ("indices", "blocks")
+    numbers = ("tokens", "positions", "farthest", "token_stride", "head_stride")
+    kinds = {
+        **dict.fromkeys(states, f"*{number}"), **dict.fromkeys(tables, "*i32"),
+        **dict.fromkeys(numbers, "i32"), "scale": "fp32",
+    }  # fmt: skip
+    constants = {
+        "head_size": SIZE, "block_rows": kernel.query_tokens, "block_columns": kernel.key_tokens,
+        "has_query_terms": has_terms[0], "has_key_terms": has_terms[1],
+    }  # fmt: skip
+    order = [name for name in _attend.arg_names if name not in constants]
+    aligned = [_attend.arg_names.index(n) for n in order if n not in ("scale", "farthest")]
+    meta = {
+        "signature": {name: kinds[name] for name in order},
+        "constants": constants,
+        "configs": [{(index,): [["tt.divisibility", 16]] for index in aligned}],
+    }
+    return _attend, meta, {"num_warps": kernel.warps, "num_stages": kernel.stages}
+
+
+def compiled(function, meta, numbers, capability, folder):
+    """Registers, bytes of spills and of shared memory of Triton's function."""
     constants = meta["constants"]
     source = triton.compiler.ASTSource(
         fn=function,
@@ -223,9 +260,20 @@ def test_a_graph_more_is_found(monkeypatch):
     assert compile_kernels(BATCHES, torch.bfloat16)[1] > 1
 
 
+@pytest.mark.parametrize("has_terms", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_own_kernel_does_not_spill_either(dtype, has_terms, tmp_path):
+    for kernel in OWN:
+        made = own_kernel(kernel, dtype, has_terms)
+        for capability in (80, 86, 89, 90):
+            _, spilled_bytes, shared_bytes = compiled(*made, capability, tmp_path)
+            assert spilled_bytes == 0, (kernel, capability)
+            assert shared_bytes <= SHARED_BYTES, (kernel, capability)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_no_kernel_spills_and_each_fits_into_every_gpu(dtype, tmp_path, record_property):
-    for kernel in KERNELS[dtype.itemsize]:
+    for kernel in (one for one in KERNELS[dtype.itemsize] if not one.is_own):
         [code], _ = compile_kernels(BATCHES[:1], dtype, kernel)
         for capability in (80, 86, 89, 90):
             registers, spilled_bytes, shared_bytes = resources(code, capability, tmp_path)
@@ -283,24 +331,67 @@ def interpret(folder, batches):
         yield (output - expected)[: sum(lengths)].abs().max().item()
 
 
-@pytest.mark.parametrize("kernel", KERNELS[4], ids=str)
-def test_the_kernel_gives_what_the_formula_says(kernel, tmp_path):
-    [code], _ = compile_kernels(BATCHES[:1], torch.float32, kernel, heads=2, size=32)
-    (tmp_path / "code.py").write_text(code)
+def interpret_own(kernel, batches):
+    """Largest differences of attention by the own kernel from `DisentangledAttention`.
+
+    All tensors have the layout that layers give them, and positions are DeBERTa's.
+    """
+    heads, size, buckets = 2, 32, 16
+    torch.manual_seed(0)
+    for lengths, has_terms in itertools.product(batches, [(1, 1), (1, 0), (0, 1), (0, 0)]):
+        layout = Layout(np.array(lengths), max(lengths), torch.device("cpu"))
+        positions = _relative_positions(
+            max(*lengths, 2), buckets, 64, 2 * buckets, torch.device("cpu")
+        )
+        attention = FusedAttention(layout, positions)
+        packed = attention.pad(torch.randn(1, sum(lengths), 3 * heads * size))
+        states = [
+            part.unflatten(-1, (heads, size)).transpose(1, 2) for part in packed.chunk(3, dim=-1)
+        ]
+        tables = PositionTables(
+            *(torch.randn(heads, 2 * buckets, size) if has else None for has in has_terms)
+        )
+        shape = (packed.device, packed.dtype, heads, size, *map(bool, has_terms))
+        with mock.patch.dict(fused_attention._kernels, {shape: kernel}):
+            found = attention(states, tables, 0.1)
+        rows = [state[:, :, : sum(lengths)] for state in states]
+        expected = DisentangledAttention(layout, positions)(rows, tables, 0.1)
+        yield (found[:, : sum(lengths)] - expected).abs().max().item()
+
+
+def interpreted(*arguments):
+    """The differences that this module prints when Triton's interpreter runs its kernels."""
     told = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.test_fused_kernel", tmp_path],
+        [sys.executable, "-m", "tests.gpu.test_fused_kernel", *map(str, arguments)],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
-
     assert told.returncode == 0, told.stderr
-    differences = [float(line) for line in told.stdout.splitlines()]
+    return [float(line) for line in told.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("kernel", KERNELS[4], ids=str)
+def test_the_kernel_gives_what_the_formula_says(kernel, tmp_path):
+    [code], _ = compile_kernels(BATCHES[:1], torch.float32, kernel, heads=2, size=32)
+    (tmp_path / "code.py").write_text(code)
+    differences = interpreted(tmp_path)
     assert len(differences) == len(INTERPRETED)
     assert max(differences) < 1e-5
 
 
+@pytest.mark.parametrize("number", range(len(OWN)))
+def test_the_own_kernel_gives_what_attention_without_it_gives(number):
+    differences = interpreted("own", number)
+    assert len(differences) == 4 * len(INTERPRETED)
+    assert max(differences) < 1e-5
+
+
 if __name__ == "__main__":  # Triton asks when it is imported whether to interpret
-    for difference in interpret(Path(sys.argv[1]), INTERPRETED):
+    is_own = sys.argv[1] == "own"
+    made = interpret_own(OWN[int(sys.argv[2])], INTERPRETED) if is_own else interpret(
+        Path(sys.argv[1]), INTERPRETED
+    )  # fmt: skip
+    for difference in made:
         sys.stdout.write(f"{difference}\n")

@@ -50,7 +50,7 @@ FUSED_HALF_TOLERANCE = 0.02
 
 
 class Kernel(NamedTuple):
-    """Tuning of the kernel of torch's flex_attention: block sizes, warps and stages.
+    """A kernel and its tuning: block sizes, warps and stages.
 
     `query_tokens` and `key_tokens` are a block's queries and keys. 0 leaves a number to torch.
     """
@@ -59,18 +59,22 @@ class Kernel(NamedTuple):
     key_tokens: int = 0
     warps: int = 0
     stages: int = 0
+    is_own: bool = False  # whether it is `deberta_kernel`, not the kernel of flex_attention
 
     def options(self) -> dict[str, int]:
         """Return the numbers that are not 0, by name, as flex_attention's ``kernel_options``."""
         names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-        return {name: value for name, value in zip(names, self, strict=True) if value}
+        return {name: value for name, value in zip(names, self, strict=False) if value}
 
 
 # Candidate kernels by item size in bytes. They do not spill registers on sm_80 to sm_90, where
 # torch's choice spills thousands of bytes, and fit these GPUs' minimum of 99 KB shared memory. On
 # an H200, three other kernels in 16 bits were slower and took 1 to 2 seconds each to compile.
 KERNELS = {
-    2: (Kernel(64, 64, 8, 2), Kernel(64, 64, 8, 3)),
+    2: (
+        *(Kernel(64, 64, 8, 2), Kernel(64, 64, 8, 3)),
+        *(Kernel(128, 32, 8, 3, is_own=True), Kernel(64, 64, 8, 2, is_own=True)),
+    ),
     4: (Kernel(32, 32, 4, 2), Kernel(32, 32, 8, 2), Kernel(32, 64, 8, 2)),
 }
 _kernels: dict[tuple[Any, ...], Kernel | None] = {}  # key: device, dtype, heads, head size, terms
@@ -165,12 +169,14 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
     if device.type != "cuda":
         return _try_kernels(encoder, key, [Kernel()], is_known=False)[0]
     memory, triton = CudaMemory(device), installed_versions("triton").get("triton", "")
+    candidates = KERNELS[dtype.itemsize]
     about = {"kernel": str(shape), "precision": str(dtype), "triton": triton}
+    about["candidates"] = str(candidates)  # later releases may have others
     file = MeasurementFile({**about, **machine(memory.name, memory.total_bytes)})
     known = file.read(lambda kept: [Kernel(*kernel) for kernel in kept["kernels"]])
     if known is not None:
         return _try_kernels(encoder, key, known, is_known=True)[0]
-    fastest, is_certain = _try_kernels(encoder, key, KERNELS[dtype.itemsize], is_known=False)
+    fastest, is_certain = _try_kernels(encoder, key, candidates, is_known=False)
     if is_certain:
         file.write(kernels=[] if fastest is None else [fastest])
     return fastest
@@ -259,7 +265,9 @@ def _compilations() -> int:
 
 
 class FusedAttention(DisentangledAttention):
-    """DeBERTa's attention by torch's flex_attention, for all texts of a batch at once.
+    """DeBERTa's attention by one kernel for all texts of a batch at once.
+
+    The kernel is torch's flex_attention, or `deberta_kernel` if that was measured to be faster.
 
     `layout` says where each text's tokens are, and `positions` has the table index of each distance
     between two tokens. Tokens are padded to whole blocks, so that one compilation serves batches of
@@ -274,12 +282,14 @@ class FusedAttention(DisentangledAttention):
         self._mask = _block_mask(
             to_device(counts, device), to_device(blocks, device), self._numbers
         )
-        # Multiples of eight keep rows aligned for tensor cores and vector loads.
-        self._occurring = slice(positions.first // 8 * 8, (positions.last // 8 + 1) * 8)
+        # Multiples of 16 keep rows aligned for tensor cores and vector loads, and spare Triton from
+        # compiling again.
+        self._occurring = slice(positions.first // 16 * 16, (positions.last // 16 + 1) * 16)
         self._indices = (positions.by_distance - self._occurring.start).int()
         # A tensor, because a Python number would be compiled into the kernel as a constant.
         farthest = len(positions.by_distance) // 2
         self._farthest = to_device(np.array(farthest, dtype=np.int32), device)
+        self._blocks: dict[int, torch.Tensor] = {}  # by the number of queries in a block
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
         """Return states, (1, tokens, size), padded to whole blocks of `BLOCK_TOKENS` tokens."""
@@ -304,9 +314,31 @@ class FusedAttention(DisentangledAttention):
         has_terms = (term is not None for term in terms)
         shape = (query.device, query.dtype, query.shape[1], query.shape[3], *has_terms)
         kernel = _kernels.get(shape) or (KERNELS[query.itemsize][0] if query.is_cuda else Kernel())
-        others = (self._indices, self._farthest, scale, self._mask)
-        output = _compiled(kernel, query.is_cuda)(*states, *terms, *others)
+        if kernel.is_own:
+            from gpuclassify.inference.packed.deberta_kernel import attend
+
+            output = attend(states, terms, self._indices, self._own_blocks(kernel), scale, kernel)
+        else:
+            others = (self._indices, self._farthest, scale, self._mask)
+            output = _compiled(kernel, query.is_cuda)(*states, *terms, *others)
         return output.transpose(1, 2).flatten(2)
+
+    def _own_blocks(self, kernel: Kernel) -> torch.Tensor:
+        """Return each block's first query, and its text's first token and end, int32 (blocks, 3).
+
+        A block never crosses a text. The table is computed once for all layers.
+        """
+        rows = kernel.query_tokens
+        if rows not in self._blocks:
+            lengths = self.layout.lengths
+            counts = -(-lengths // rows)
+            before = np.cumsum(counts) - counts
+            number = np.arange(counts.sum()) - np.repeat(before, counts)
+            ends = np.repeat(np.cumsum(lengths), counts)
+            starts = ends - np.repeat(lengths, counts)
+            table = np.stack([starts + number * rows, starts, ends], axis=1).astype(np.int32)
+            self._blocks[rows] = to_device(table, self._indices.device)
+        return self._blocks[rows]
 
 
 @functools.cache
