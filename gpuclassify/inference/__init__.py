@@ -9,7 +9,7 @@ thread and ends with its ``with`` block:
 - `tokenizing.prefetch.shared_tokens`: the tokens that mappers over one partition share. Each
   mapper reads the store once, and passes it to its `TokenSource`.
 - `mapping.runners.current_run_windows`: the function that runs a mapper's windows. It is replaced
-  where several models run in step.
+  while several models run batch by batch in step.
 - `inference.packed.disentangled.reference_forward`: whether DeBERTa's encoder, inside a
   transformers model, runs transformers' own code.
 - `inference.layer_states.current_states`: the hidden states that a layer takes from an equal layer

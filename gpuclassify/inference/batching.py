@@ -27,8 +27,7 @@ MOST_RECTANGLE = 2
 class StagedTokens:
     """Token ids of tokenized texts, concatenated on a device, before batches are cut and padded.
 
-    Text i has the ids from ``offsets[i]`` up to ``offsets[i + 1]``. Offsets stay on the host,
-    because batch sizes depend on them.
+    Offsets stay on the host, because batch sizes depend on them.
     """
 
     ids: torch.Tensor  # token ids, int32 (tokens,)
@@ -45,21 +44,14 @@ class StagedTokens:
 
 
 def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
-    """Copy tokenized texts to the device, and return them, without waiting for the device's work.
-
-    Token ids and segment ids are copied; the offsets of the texts stay on the host.
-    """
+    """Copy texts' token ids and segment ids to the device, without waiting for the copy."""
     types = None if tokens.type_ids is None else to_device(tokens.type_ids, device)
     return StagedTokens(to_device(tokens.ids, device), tokens.offsets, types)
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Token ids of some texts as a padded rectangle on the device, one row per text.
-
-    `is_packed` says that the model's layers run on the tokens without padding, concatenated into
-    one row.
-    """
+    """Token ids of some texts as a padded rectangle on the device, one row per text."""
 
     rows: np.ndarray  # index of each row's text among the staged texts, int64 (rows,)
     lengths: np.ndarray  # number of tokens of each text, int64 (rows,), on the host
@@ -68,7 +60,7 @@ class PaddedBatch:
     # be a real token.
     mask: torch.Tensor
     type_ids: torch.Tensor | None = None  # segment ids, int64 (rows, width)
-    is_packed: bool = False  # the model's layers run on the tokens without padding
+    is_packed: bool = False  # layers run on the tokens without padding, concatenated in one row
 
     @property
     def width(self) -> int:
@@ -82,17 +74,13 @@ class PaddedBatch:
 
     @property
     def run_tokens(self) -> int:
-        """Number of tokens that the model's layers compute.
-
-        Padding counts, unless the layers run on the tokens without padding (`is_packed`).
-        """
+        """Number of tokens that the model's layers compute, with padding unless `is_packed`."""
         return int(self.lengths.sum()) if self.is_packed else self.ids.numel()
 
     def token_indices(self, side: str) -> np.ndarray:
-        """Return each real token's index in the flattened rectangle, int64 (tokens,).
+        """Return each real token's index in the flattened rectangle, int64 (tokens,), row by row.
 
-        Tokens are in row order. Used to drop the outputs of padding. `side` is the padded side,
-        "left" or "right".
+        Used to drop the outputs of padding. `side` is the padded side, "left" or "right".
         """
         first = np.arange(len(self.lengths)) * self.width
         if side == "left":
@@ -103,8 +91,7 @@ class PaddedBatch:
     def part(self, start: int, stop: int) -> PaddedBatch:
         """Return a batch of the rows from index `start` up to `stop`, without the row `stop`.
 
-        Its width is the same, or, if layers run without padding (`is_packed`), the length of its
-        own longest row.
+        A packed batch becomes as wide as its longest row; the width of others does not change.
         """
         rows = slice(start, stop)
         return self._take(rows, rows)
@@ -112,8 +99,7 @@ class PaddedBatch:
     def take(self, rows: np.ndarray) -> PaddedBatch:
         """Return a batch of the rows with the indices `rows`, int64 (rows,), in this order.
 
-        Its width is the same, or, if layers run without padding (`is_packed`), the length of its
-        own longest row.
+        A packed batch becomes as wide as its longest row; the width of others does not change.
         """
         return self._take(rows, to_device(rows, self.ids.device))
 
@@ -132,10 +118,9 @@ class PaddedBatch:
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Return the indices that sort texts from longest to shortest, int64 (texts,).
+    """Return the indices that sort texts by `lengths`, longest first; both are int64 (texts,).
 
-    `lengths` are the texts' numbers of tokens, int64 (texts,). Equally long texts keep their order.
-    With the longest first, the first batch shows whether memory suffices.
+    Equally long texts keep their order. The first batch then shows whether memory suffices.
     """
     return np.argsort(-lengths, kind="stable")
 
@@ -145,9 +130,9 @@ def cut_batches(
 ) -> Iterator[tuple[int, int]]:
     """Divide texts into batches of consecutive texts; yield each batch's (start, stop) indices.
 
-    A batch has the texts from `start` up to `stop`, without `stop`. `lengths` are the texts'
-    numbers of tokens, int64 (texts,); sorted texts need the least padding. ``current_limits()`` is
-    called before each batch, so that limits lowered by an out-of-memory error apply at once.
+    `lengths` are the texts' numbers of tokens, int64 (texts,); sorted texts need the least padding.
+    ``current_limits()`` is called before each batch, so that limits lowered by an out-of-memory
+    error apply at once.
     """
     start = 0
     while start < len(lengths):
@@ -163,8 +148,8 @@ def pad(
 ) -> PaddedBatch:
     """Return a padded batch of the texts with the indices `rows`, on the device of their tokens.
 
-    `rows` is int64 (rows,). Padding is added on `side`, "left" or "right", with the token id
-    `pad_id` and, if the tokens have segment ids, the segment id `type_pad_id`.
+    `rows` is int64 (rows,). `side`, "left" or "right", is padded with the token id `pad_id` and, if
+    the tokens have segment ids, the segment id `type_pad_id`.
     """
     device = tokens.ids.device
     lengths = tokens.lengths[rows]

@@ -45,12 +45,11 @@ def crossfit_batches(
     current_limits: Callable[[], BatchLimits],
     type_pad_id: int = 0,
 ) -> Iterator[PaddedBatch]:
-    """Yield padded batches of tokenized texts, sorted and sliced by CrossFit's SortedSeqLoader.
+    """Yield padded batches of tokenized texts, longest first, from CrossFit's SortedSeqLoader.
 
-    The longest texts come first. `side`, "left" or "right", is padded with the token id `pad_id`
-    and the segment id `type_pad_id`. The loader needs one padded rectangle of all texts, so memory
-    grows with the number of texts times the longest text. ``current_limits()`` is called before
-    each batch, so that limits lowered after an out-of-memory error apply at once.
+    `side`, "left" or "right", is padded with the token id `pad_id` and the segment id
+    `type_pad_id`. The loader needs one padded rectangle of all texts, so memory grows with the
+    number of texts times the longest text. ``current_limits()`` is called before each batch.
     """
     whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
     tensors = {"input_ids": whole.ids, "attention_mask": whole.mask}
@@ -71,11 +70,7 @@ def _loader_class() -> type:
     base = import_loader().SortedSeqLoader
 
     class BudgetLoader(base):  # type: ignore[misc, valid-type]
-        """CrossFit's SortedSeqLoader, which yields batches of sorted texts, in limited sizes.
-
-        `data` has the padded tensors of all texts by name, `width` columns wide and padded on
-        `side`. ``current_limits()`` returns the limits of the next batch.
-        """
+        """SortedSeqLoader of padded tensors, (texts, width) by name, with limited batch sizes."""
 
         def __init__(
             self, data: object, width: int, side: str, current_limits: Callable[[], BatchLimits]
@@ -104,10 +99,9 @@ def _loader_class() -> type:
 
 
 def import_loader() -> ModuleType:
-    """Import CrossFit's module ``crossfit.backend.torch.loader``, and return it.
+    """Import CrossFit's module ``crossfit.backend.torch.loader``, changed for today's RAPIDS.
 
-    It is changed to work on today's RAPIDS. Raises ImportError if CrossFit is missing, or is
-    another release than `SUPPORTED_VERSION`.
+    Raises ImportError if CrossFit is missing, or is another release than `SUPPORTED_VERSION`.
     """
     version = installed_versions("crossfit").get("crossfit")
     if version is None:
@@ -145,10 +139,8 @@ def import_loader() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet_root_logger(folder: Path) -> Iterator[None]:
-    """Drop log records that modules in `folder` send to the root logger during a ``with`` block.
-
-    Without a handler, such a record would also configure logging for the whole process.
-    """
+    """Drop log records that modules in `folder` send to the root logger during a ``with`` block."""
+    # Without a handler, such a record would also configure logging for the whole process.
     root, handler = logging.getLogger(), logging.NullHandler()
 
     def is_foreign(record: logging.LogRecord) -> bool:

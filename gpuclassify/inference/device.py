@@ -94,13 +94,11 @@ def pick_dtype(
 ) -> torch.dtype:
     """Choose the dtype of a model's weights and activations on `device`.
 
-    `architecture` is the ``model_type`` in the model's ``config.json``; None if there is none, or
-    for a network of the user's own.
-
     This is ``options.dtype`` if set. Otherwise, with ``options.autocast``, CUDA devices get float16
-    for the encoders in `FLOAT16_ENCODERS`. Other models get bfloat16 if the device has it natively,
-    and float16 if not. Devices other than CUDA get float32: bfloat16 is slower on some CPUs and
-    faster on others, and moves rows over thresholds, so that two machines would disagree.
+    for the encoders in `FLOAT16_ENCODERS`, and bfloat16 (float16 if they lack it) for other models.
+    Devices other than CUDA get float32: bfloat16 is slower on some CPUs and faster on others, and
+    moves rows over thresholds, so that two machines would disagree. `architecture` is the
+    ``model_type`` in the model's ``config.json``, if any.
     """
     if options.dtype is not None:
         return getattr(torch, options.dtype)
@@ -121,9 +119,8 @@ def half_with_range() -> torch.dtype:
 def bfloat16_speed_up() -> float | None:
     """Measure the ratio of float32's time to bfloat16's time for matrix products on this CPU.
 
-    Takes about half a second, once per process. The result is the median of several rounds, above
-    1 if bfloat16 is faster. It is None if other processes used the cores, or if rounds differ much,
-    because busy cores slow one type more than the other.
+    Takes about half a second, once per process. Returns None if other processes used the cores,
+    or if rounds differ much, because busy cores slow one type more than the other.
     """
     meter = LoadMeter()
     rounds = sorted(
@@ -135,11 +132,7 @@ def bfloat16_speed_up() -> float | None:
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """Return the minimum seconds of a matrix product in `dtype` on this CPU.
-
-    It is repeated for half of `ROUND_SECONDS`. The product is as large as BERT-base's first
-    feed-forward layer for 512 tokens.
-    """
+    # BERT-base's first feed-forward layer for 512 tokens
     states, weight = torch.ones(512, 768, dtype=dtype), torch.ones(3_072, 768, dtype=dtype)
     ends, least = time.perf_counter() + ROUND_SECONDS / 2, math.inf
     with torch.inference_mode():
@@ -154,8 +147,7 @@ def _product_seconds(dtype: torch.dtype) -> float:
 def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether `dtype` is bfloat16, and `device` a CPU with AVX-512 for it but without AMX.
 
-    AMX are newer CPUs' instructions for matrix products. Without them, torch's attention is slow in
-    bfloat16, and other code is used in its place.
+    Without AMX (instructions for matrix products), torch's attention is slow in bfloat16.
     """
     able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
@@ -163,12 +155,11 @@ def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
-    """Record in `stats` the speed of bfloat16 relative to float32, on CPUs that default to float32.
+    """Record bfloat16's speed-up on a CPU as `peak_bfloat16_times` in `stats`, for job reports.
 
-    `stats` are the counts of a run that has ended, and `options` the settings of its model. A job's
-    report shows `peak_bfloat16_times`, the ratio. Nothing is measured until the process has run
-    models for `HINT_SECONDS`, so that the measurement costs little in comparison. A ratio of at
-    most `HINT_TIMES` is not recorded.
+    `stats` and `options` belong to a model's run that has ended. Only CPUs that default to float32
+    are measured, after `HINT_SECONDS` of inference in the process, to cost little in comparison.
+    A ratio of at most `HINT_TIMES` is not recorded.
     """
     global _seconds_to_hint
     if device.type != "cpu" or options.dtype is not None or not options.autocast:
@@ -190,8 +181,7 @@ def device_lock(device: torch.device) -> threading.Lock:
 def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Lock the device during a ``with`` block, and set torch up for inference in `dtype` on it.
 
-    Other threads wait for the lock. Torch is in inference mode, with the process-wide settings of
-    `gpu_settings`, and on CUDA uses this device and a stream of its own.
+    Torch is in inference mode, with `gpu_settings`, and on CUDA uses a stream of its own.
     """
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
@@ -207,12 +197,8 @@ def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]
 
 @contextlib.contextmanager
 def _use_model_stream(device: torch.device) -> Iterator[None]:
-    """Queue a ``with`` block's GPU work on a CUDA stream of its own.
-
-    So cuDF does not wait for it. With an allocator other than torch's the default stream is used,
-    because that allocator would reuse memory too early.
-    """
-    if torch.cuda.get_allocator_backend() == "pluggable":
+    """Queue a ``with`` block's GPU work on a CUDA stream of its own, so that cuDF does not wait."""
+    if torch.cuda.get_allocator_backend() == "pluggable":  # such an allocator reuses memory early
         yield
         return
     stream = _model_stream(device)
@@ -225,9 +211,9 @@ def _use_model_stream(device: torch.device) -> Iterator[None]:
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
     """Lock the device for inference in `dtype` during a ``with`` block, and measure the block.
 
-    Fields of `stats` are changed. The seconds of waiting for the lock are added to
-    `wait_device_seconds`, and the seconds in the block to `model_seconds`, unless it raises an
-    error. `peak_torch_bytes` is raised to torch's peak memory on a GPU, if torch counts it.
+    In `stats`, the wait for the lock is added to `wait_device_seconds`, and the time of a block
+    without an error to `model_seconds`. `peak_torch_bytes` becomes at least torch's peak memory on
+    a GPU, if torch counts it.
     """
     started = time.perf_counter()
     with exclusive_device(device, dtype):
@@ -252,8 +238,7 @@ def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterat
 class SharedContext:
     """Context manager shared by threads: the first thread enters it, and the last one leaves it.
 
-    Used for settings that apply to the whole process. ``begin()`` returns a new context manager
-    each time the first thread enters.
+    ``begin()`` returns a new context manager each time a first thread enters.
     """
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -283,9 +268,8 @@ def process_setting(
 ) -> SharedContext:
     """Return a shared context that sets a process-wide setting to `wanted` while it is active.
 
-    ``read()`` returns the setting and ``write(value)`` sets it, also to restore it afterwards. The
-    setting applies to all threads, including other models. A value that another thread sets in the
-    meantime is lost when the context ends.
+    ``read()`` returns the setting, and ``write(value)`` sets it for all threads. A value that
+    another thread sets in the meantime is lost when the context ends.
     """
 
     @contextlib.contextmanager
@@ -329,10 +313,9 @@ _one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
 def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Change process-wide settings for inference on a GPU during a ``with`` block.
 
-    Torch does not use cuDNN's attention, nor, if `dtype` is float32, convolutions with fewer bits
-    (TF32); transformers does not read attention masks; and Python switches threads more often.
-    Nothing changes for other devices. In float32, torch refuses to read the older setting
-    ``torch.backends.cudnn.allow_tf32``, because it also covers recurrent layers.
+    Turns off cuDNN's attention, transformers' reading of masks and, in float32, TF32 convolutions,
+    and makes Python switch threads more often. In float32, torch then refuses to read the older
+    setting ``torch.backends.cudnn.allow_tf32``, because it also covers recurrent layers.
     """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -355,15 +338,13 @@ def stream_count(device: torch.device) -> int:
 def run_in_streams(
     run: Callable[[Item], Made], items: Iterable[Item], device: torch.device
 ) -> Iterator[Made]:
-    """Yield ``run(item)`` for each item in order; on a CPU, several items run concurrently.
+    """Yield ``run(item)`` for each batch in order; on a CPU, several batches run concurrently.
 
-    An item is a batch. As many items run at a time as torch has threads, and torch uses one thread
-    for each. A batch spread over all cores would wait for the slowest core after every operation,
-    which takes long when another program uses one of them. Until the last item has run, torch has
-    one thread everywhere in the process.
-
-    On several threads, `run` is called in inference mode, in a copy of the caller's context. As
-    many items are taken from `items` ahead of a result as there are threads.
+    Torch uses one thread for each batch, and as many batches run at a time as it has threads.
+    A batch spread over all cores would wait for the slowest core after every operation, which takes
+    long when another program uses one of them. Until the last item has run, torch has one thread
+    everywhere in the process. On several threads, `run` is called in inference mode, in a copy of
+    the caller's context, and `items` is read as many items ahead of results as there are threads.
     """
     threads = stream_count(device)
     if threads == 1:
@@ -388,16 +369,14 @@ def run_in_streams(
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return an array as a tensor on the device, without waiting for a copy to CUDA.
 
-    On a CPU the tensor shares the array's memory. On CUDA the copy goes through page-locked memory,
-    which torch reuses, on a separate stream: on the model's stream the copy would start only after
-    all queued work. With an allocator other than torch's, the current stream is used, because
-    memory could be reused too early.
+    On a CPU the tensor shares the array's memory. On CUDA the copy goes through page-locked memory
+    on a separate stream: on the model's stream it would start only after all queued work.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
     if torch.cuda.get_allocator_backend() == "pluggable":
-        # Such an allocator (RMM's is one) ignores `record_stream` below.
+        # Such an allocator (RMM's is one) ignores `record_stream`, and reuses memory too early.
         return tensor.pin_memory().to(device, non_blocking=True)
     side, current = _copy_stream(device), torch.cuda.current_stream(device)
     with torch.cuda.stream(side):
@@ -440,10 +419,9 @@ def watched(
 ) -> Iterator[None]:
     """Sample a GPU's load and memory on a thread during a ``with`` block, and add them to `stats`.
 
-    A sample is taken every `sample_seconds` and at the end. It raises `peak_device_bytes`, and adds
-    to `device_sampled_seconds` and `device_busy_seconds`. ``source(device)`` returns the function
-    that takes a sample; default: `nvml_source`, which asks NVIDIA's driver. Nothing is added on
-    other devices, or if `source` raises DriverError.
+    A sample is taken every `sample_seconds` and at the end, and added by `note`. The function that
+    takes it is ``source(device)`` (default: `nvml_source`). Nothing is added on devices other than
+    CUDA, or if `source` raises DriverError.
     """
     ask = None
     if device.type == "cuda":
@@ -468,10 +446,6 @@ def watched(
 
 
 def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
-    """Add a sample of the device to `stats` every `sample_seconds`, and a last one once `is_over`.
-
-    ``ask()`` takes a sample. The event `is_over` is set by another thread.
-    """
     before = time.monotonic()
     is_last = False
     while not is_last:
@@ -484,9 +458,9 @@ def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds:
 def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
     """Add a sample of a GPU's load and memory to fields of `stats`.
 
-    `peak_device_bytes` is raised to the memory in use. If the load is known, `elapsed_seconds`, the
-    time since the previous sample, are added to `device_sampled_seconds`, and the busy share of
-    them to `device_busy_seconds`.
+    `peak_device_bytes` becomes at least the memory in use. If the load is known, the time since the
+    previous sample, `elapsed_seconds`, is added to `device_sampled_seconds`, and its busy share to
+    `device_busy_seconds`.
     """
     stats.raise_peak("peak_device_bytes", sample.used_bytes)
     if sample.busy_share is not None:

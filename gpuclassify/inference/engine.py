@@ -55,13 +55,10 @@ def run(
     """Compute the model's outputs for every text, float32 (texts, outputs), in input order.
 
     For a token classifier, the result is an object array with one array per text instead, float32
-    (tokens, outputs). These outputs are copied to the host after each block.
-
-    Each of the `blocks` (of tokenized texts) is sorted and batched on its own, by the model's
-    `settings`. The device is locked while a block runs, and free for other threads between blocks.
-    The batch limits measured for the model are cached in this process under `key`. Counts and times
-    are added to `stats`. Raises NotPackableError if ``engine="packed"`` is set and the model cannot
-    run without padding.
+    (tokens, outputs). Each of the `blocks` is sorted and batched on its own, by the model's
+    `settings`, and the device is locked only while a block runs. The model's batch limits are
+    cached in this process under `key`. Counts and times are added to `stats`. Raises
+    NotPackableError if ``engine="packed"`` is set and the model cannot run without padding.
     """
     outputs: list[torch.Tensor] = []
     positions: list[np.ndarray] = []
@@ -104,14 +101,8 @@ def _fetch(outputs: list[torch.Tensor]) -> np.ndarray:
 def _split_by_text(
     fetched: np.ndarray, positions: list[np.ndarray], lengths: np.ndarray, first: int
 ) -> np.ndarray:
-    """Split a token classifier's concatenated outputs into one array per text, in text order.
-
-    `fetched`, (tokens, outputs), has the texts of a block in the order in which they ran.
-    `positions` has, for each batch, its texts' indices among the texts of all blocks, and `first`
-    is the index of the block's first text. `lengths` are the numbers of tokens of the block's
-    texts, in text order.
-    """
-    rows = np.concatenate(positions) - first
+    """Split a block's outputs, (tokens, outputs) in run order, into one array per text."""
+    rows = np.concatenate(positions) - first  # `positions` are indices among all blocks' texts
     result = np.empty(len(lengths), dtype=object)
     for row, part in zip(rows, np.split(fetched, np.cumsum(lengths[rows])[:-1]), strict=True):
         result[row] = part
@@ -119,10 +110,10 @@ def _split_by_text(
 
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
-    """Compute the outputs of the single text in `tokens` alone in its batch.
+    """Compute the outputs of the single text in `tokens`, to compare with outputs of batches.
 
-    They are float32 (outputs,), or (tokens, outputs) of a token classifier, to be compared with
-    outputs of batches. `side` is the side to pad, "left" or "right".
+    They are float32 (outputs,), or (tokens, outputs) of a token classifier. `side`, "left" or
+    "right", is the side to pad.
     """
     with exclusive_device(model.device, model.dtype):
         staged = stage(tokens, model.device)
@@ -140,11 +131,7 @@ def _device_for(model: LoadedModel, settings: ModelOptions, stats: RunStats) -> 
 
 
 def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
-    """Return groups of texts that may share a batch, each as text indices, int64 (texts,).
-
-    All texts are one group, unless the model needs equal counts of a token (its `counted_id`) in
-    all rows of a batch.
-    """
+    """Return groups of texts that may share a batch, each as text indices, int64 (texts,)."""
     if model.counted_id is None:
         return [np.arange(len(tokens))]
     counts = np.add.reduceat(tokens.ids == model.counted_id, tokens.offsets[:-1])
@@ -156,9 +143,7 @@ def _run_batches(
 ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
     """Run a block of tokenized texts in batches; yield text indices and outputs of each batch.
 
-    They are int64 (rows,) and, on the device, (rows, outputs), or (tokens, outputs) of a token
-    classifier. If a text is yielded twice, its later outputs count. The model's batch limits are
-    cached under `key`, and `stats` are increased.
+    If a text is yielded twice, its later outputs count.
     """
     if isinstance(model.module, TokenAverage):  # takes no more memory than the tokens
         flat = (tokens.ids, tokens.offsets[:-1].astype(np.int32))
@@ -257,10 +242,7 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         return Budget(BatchLimits(model.max_tokens, max_rows=1))
 
     def probe(rows: int, width: int) -> None:
-        """Run a batch of random token ids of ``rows * width`` tokens, to measure its memory.
-
-        If the batch has several texts, one has another length, so that padding is measured, too.
-        """
+        # If the batch has several texts, one has another length, so that padding is measured, too.
         lengths = np.full(rows, width)
         if is_packed:
             lengths = np.full(MOST_RECTANGLE * (rows - 1) + 1, -(-width // MOST_RECTANGLE))

@@ -13,10 +13,9 @@ from typing import Any
 class LayerStates:
     """Layer outputs that one model's forward pass hands to another model's forward pass.
 
-    Layers are numbered from 0. `captured` are the numbers of layers whose outputs are kept; the
-    attribute of this name maps them to the outputs once these layers have run. `injected` is a
-    layer's number and the output of that layer in another model: this layer and earlier ones do not
-    run, and return that output instead. By default, all layers run.
+    Layers are numbered from 0. `captured` are the numbers of layers whose outputs are kept; after
+    the run, the attribute maps them to the outputs. `injected` is a layer's number and the output
+    of that layer in another model: this layer and earlier ones return it instead of running.
     """
 
     def __init__(self, captured: Iterable[int] = (), injected: tuple[int, Any] = (-1, None)):
@@ -27,8 +26,8 @@ class LayerStates:
     def output_of(self, number: int, run: Callable[[], Any]) -> Any:
         """Return the output of layer `number`: the injected output, or else ``run()``.
 
-        An injected output replaces its own layer and earlier ones. Keeps the output if the layer is
-        one of those to capture, and records the call.
+        An injected output replaces the outputs of its own layer and of earlier layers. Records the
+        call, and keeps the output if it is to be captured.
         """
         last, output = self.injected
         if number > last:
@@ -39,7 +38,7 @@ class LayerStates:
         return output
 
     def skips(self, number: int) -> bool:
-        """Tell whether layer `number` need not run, as a later layer's output is injected."""
+        """Tell whether layer `number` need not run, because a later layer's output is injected."""
         return number < self.injected[0]
 
 

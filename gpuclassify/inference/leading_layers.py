@@ -56,12 +56,9 @@ Passing = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shared:
-    """Number of leading layers that a model shares with another model, and of all its layers.
+    """Leading layers that a model shares with another model, so that they run once for both."""
 
-    Shared layers have bit-equal weights and inputs, so that they can run once for both models.
-    """
-
-    layers: int  # number of leading layers with bit-equal weights
+    layers: int  # number of leading layers with bit-equal weights and inputs
     total: int  # number of all layers
     outputs: int  # number of the model's outputs per text
 
@@ -73,20 +70,16 @@ _found = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Follower:
-    """Model that runs each batch after a first model, and takes over the output of shared layers.
-
-    ``passing(outputs)`` returns a mask of the texts that this model runs, bool (texts,), from the
-    outputs of the previous model; None means that it runs all texts.
-    """
+    """Model that runs each batch after a first model, and takes over its shared layers' output."""
 
     model: LoadedModel
     shared: Shared
     passing: Passing | None  # selects texts by the previous model's outputs; None: all
 
     def width(self, keeps_all_scores: bool) -> int:
-        """Return the number of this model's output columns that are copied to the host.
+        """Return the number of output columns that are copied to the host.
 
-        For a token classifier it is 2, the best label's index and probability, unless
+        It is 2 for a token classifier (the best label's index and probability), unless
         `keeps_all_scores`.
         """
         return 2 if self.model.is_by_token and not keeps_all_scores else self.shared.outputs
@@ -96,10 +89,8 @@ class ModelsInStep:
     """Several models whose equal leading layers run once; `engine.run` handles them as one model.
 
     On each batch, the model `first` runs all layers, and each of `followers` its remaining layers.
-    The models' outputs are concatenated along the columns. They are NaN where a model did not run,
-    because the text did not pass an earlier model. All models have outputs per text, or all have
-    outputs per token: a label's index and probability or, with `keeps_all_scores`, all labels'
-    probabilities.
+    The models' outputs, after `LoadedModel.reduce`, are concatenated along the columns. They are
+    NaN where a text did not pass an earlier model. All have outputs per text, or all per token.
     """
 
     def __init__(
@@ -125,8 +116,8 @@ class ModelsInStep:
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Run all models on one batch, and return their outputs concatenated, on the device.
 
-        The result is float32 (rows, outputs of all models), or (tokens, outputs of all models).
-        `side` is the side on which the batch is padded, "left" or "right".
+        They are float32 (rows or tokens, outputs of all models). `side` is the padded side of the
+        batch, "left" or "right".
         """
 
         def run(model: LoadedModel, rows: PaddedBatch) -> torch.Tensor:
@@ -159,12 +150,7 @@ class ModelsInStep:
 
 
 def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Return a layer's output for `batch` with the hidden states of some of the batch's rows only.
-
-    `output` is a tensor, or a nested tuple or list of tensors. `rows` are ascending row indices,
-    int64 (rows,). `model` is the model of the layer. Of padded batches, tensors that have no row
-    per text stay whole.
-    """
+    """Return a layer's output, nested tensors, for the ascending row indices `rows` of `batch`."""
     if isinstance(output, tuple | list):
         return type(output)(_select_rows(part, rows, batch, model) for part in output)
     if not isinstance(output, torch.Tensor):
@@ -183,11 +169,10 @@ def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: Loade
 
 
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
-    """Return numbers of layers: leading ones that `other` shares with `first`, and all.
+    """Count the leading layers that `other` shares with `first`, by weights and a trial run.
 
-    The layers are compared once per pair of models: their weights, and outputs of a trial run.
-    Afterwards, `other` uses the tensors of `first` instead of its own equal ones, which frees
-    memory.
+    They are compared once per pair of models. Afterwards, `other` uses the tensors of `first`
+    instead of its own equal ones, which frees memory.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
@@ -253,11 +238,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
 
 
 def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether two models may share layers by their configurations, devices and dtypes.
-
-    Settings of the configuration that do not affect the layers' outputs, such as labels and
-    dropout, may differ. `ours` and `theirs` are the layers and tensors of `first` and `other`.
-    """
+    """Tell whether two models may share layers by their configurations, devices and dtypes."""
     settings = [
         {
             name: value
@@ -294,8 +275,7 @@ def _are_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tens
 def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
     """Tell whether two models, which have run a batch, pass equal inputs to their layers.
 
-    Compares the weights of modules outside of the layers, such as embeddings, unless they run after
-    the last layer. False if a model does not call each layer once, in order.
+    Compares weights outside of the layers, such as embeddings, unless used after the last layer.
     """
     if any(parts.called != list(range(len(parts.layers))) for parts in (ours, theirs)):
         return False  # a layer is called twice, or not at all
@@ -313,8 +293,7 @@ def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
 class _Parts:
     """Layers and backbone tensors of a model, for its comparison with another model.
 
-    Layers are changed so that they can take their outputs from a run of the other model. Raises
-    NotPackableError if the model has no list of layers.
+    Layers are changed so that they can take their outputs from a run of the other model.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -333,7 +312,6 @@ class _Parts:
 
     @functools.cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of the backbone (the model without its head) by name."""
         return dict(
             [
                 *self.backbone.named_parameters(remove_duplicate=False),
@@ -342,20 +320,12 @@ class _Parts:
         )
 
     def layer_of(self, name: str) -> int | None:
-        """Return the index, from 0, of the layer that has the backbone's tensor `name`.
-
-        Returns None if the tensor is outside of the layers.
-        """
+        """Return the index of the layer that has tensor `name`; None if outside of the layers."""
         rest = name.removeprefix(f"{self._layers_name}.")
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Run a batch, and return its outputs, float32 (rows, outputs).
-
-        Records in `late` the names of modules that ran only after the last layer, and in `called`
-        the indices of layers in the order of their calls. `states` says which layers' outputs are
-        kept for, or come from, another model.
-        """
+        """Run a batch, record `late` and `called`, and return outputs, float32 (rows, outputs)."""
         early: set[str] = set()
 
         def note(name: str, *_: object) -> None:

@@ -19,10 +19,7 @@ _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_su
 
 
 class ArrangedWeight:
-    """A linear layer's weight in the packed layout of oneDNN, a library of fast CPU operations.
-
-    A deep copy of the layer shares it.
-    """
+    """A linear layer's weight in oneDNN's packed layout; a deep copy of the layer shares it."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
@@ -34,8 +31,7 @@ class ArrangedWeight:
 class ArrangedLinear(nn.Linear):
     """Linear layer for CPUs that multiplies with a packed copy of its weight.
 
-    The weight must not change. The new layer replaces `layer`, with the same parameters. The copy
-    is an `ArrangedWeight`.
+    The new layer replaces `layer`, with the same parameters. The weight must not change.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -81,10 +77,7 @@ def arrange_weights(module: nn.Module) -> None:
 
 
 def share_arranged(layers: nn.ModuleList, others: nn.ModuleList) -> None:
-    """Let layers in `layers` use the packed weights of the layers in `others`, to save memory.
-
-    The two lists have layers with equal weights.
-    """
+    """Let `layers` use the packed weights of `others`, which are equal, to save memory."""
     for layer, other in zip(layers.modules(), others.modules(), strict=True):
         if isinstance(layer, ArrangedLinear) and isinstance(other, ArrangedLinear):
             layer.arranged = other.arranged

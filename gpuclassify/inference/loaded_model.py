@@ -41,10 +41,7 @@ from gpuclassify.tokenizing.text_tokenizer import StaticTokenizer, TextTokenizer
 
 @dataclass
 class LoadedModel(ProbedModel):
-    """A network on its device, with its tokenizer and the limits of its inputs.
-
-    Texts are passed as padded batches of token ids, and outputs are returned on the device.
-    """
+    """A network on its device, with its tokenizer and the limits of its inputs."""
 
     module: nn.Module  # evaluation mode, on `device`
     device: torch.device
@@ -73,10 +70,9 @@ class LoadedModel(ProbedModel):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text_tokenizer(self, max_tokens: int | None = None, **cut: Any) -> TextTokenizer:
-        """Return the model's `TextTokenizer`, which cuts texts at `max_tokens` tokens.
+        """Return a `TextTokenizer` that cuts texts at `max_tokens` (default: the model's limit).
 
-        The default is the model's limit. `cut` are other settings of `TextTokenizer`, such as the
-        `overlap` of the pieces of a long text. Equal arguments return the same object.
+        `cut` are its other settings, such as `overlap`. Equal arguments return the same object.
         """
         length = max_tokens or self.max_tokens
         key = (length, *sorted(cut.items()))
@@ -100,8 +96,8 @@ class LoadedModel(ProbedModel):
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Compute the outputs of one batch, float32 (rows, outputs), on the device.
 
-        For a token classifier, they are (tokens, outputs), row after row without padding. `side`,
-        "left" or "right", is the side on which the batch is padded.
+        A token classifier's are (tokens, outputs), row after row without padding. `side`, "left" or
+        "right", is the padded side of the batch.
         """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.type_ids is not None and self.accepts_types:
@@ -123,9 +119,8 @@ class LoadedModel(ProbedModel):
     def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
         """Reduce a batch's outputs to the values that are copied to the host, float32.
 
-        Outputs per text stay as they are. A token classifier's logits become the index and the
-        probability of the best label, (tokens, 2); with `keeps_all_scores`, the probabilities of
-        all labels.
+        A token classifier's logits become the index and the probability of the best label,
+        (tokens, 2), or with `keeps_all_scores` all labels' probabilities. Outputs per text stay.
         """
         if not self.is_by_token:
             return outputs
@@ -138,8 +133,8 @@ class LoadedModel(ProbedModel):
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Call a network with named input tensors and return its outputs, float32 (rows, outputs).
 
-        `module` is this model's network, or a copy of it. For a token classifier, the outputs are
-        (rows, tokens, labels).
+        `module` is this model's network or a copy. A token classifier returns (rows, tokens,
+        labels).
         """
         with torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
             outputs = module(**inputs) if self.unpacks else module(inputs)
@@ -162,14 +157,12 @@ def load_model(
 ) -> LoadedModel:
     """Load the checkpoint in `directory` onto `device`, in the precision `dtype`.
 
-    The tokenizer is read from `tokenizer_directory`, by default `directory`. A LoRA adapter in
-    `adapter_directory` is merged into the weights. `own_module` is a network that the user builds
-    in place of the checkpoint's; it is called with keyword arguments, or with a single dict if
-    `unpacks` is false.
+    The tokenizer is read from `tokenizer_directory` (default: `directory`). A LoRA adapter in
+    `adapter_directory` is merged into the weights. `own_module` is a user's network in place of the
+    checkpoint's, called with keyword arguments or, unless `unpacks`, a single dict.
 
-    Raises CheckpointError if tensors are missing, unknown or misshaped, or there is no tokenizer.
-    Raises PrecisionError if the model does not run in this precision, which is not tried for a
-    user's own network.
+    Raises CheckpointError if tensors are missing, unknown or misshaped, or there is no tokenizer,
+    and PrecisionError if a network other than a user's own does not run in this precision.
     """
     new_tokenizer = None if own_module is None else own_module.new_tokenizer
     if new_tokenizer is None:
@@ -222,17 +215,13 @@ def load_model(
 
 
 def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
-    """Return whether the network takes `position_ids` and does not derive them from token ids."""
     if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
         return False
     return _accepts(module, backbone, "position_ids")
 
 
 def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:
-    """Return whether the network has an input called `name`, which its wrapping module passes on.
-
-    `backbone` is the transformers model within `module`.
-    """
+    """Return whether `backbone` has an input called `name`, and `module` around it passes it on."""
     if name not in inspect.signature(backbone.forward).parameters:
         return False
     taken = inspect.signature(module.forward).parameters.values()
@@ -240,12 +229,7 @@ def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:
 
 
 def _score_rule(config: Any, dtype: torch.dtype) -> ScoreRule | None:
-    """Return the size of the attention scores that a DeBERTa model keeps in memory.
-
-    `config` is the configuration of the transformers model, and `dtype` the dtype of scores.
-    Returns None for other models, whose fused attention keeps no scores.
-    """
-    if not getattr(config, "relative_attention", False):
+    if not getattr(config, "relative_attention", False):  # fused attention keeps no scores
         return None
     buckets = getattr(config, "position_buckets", -1)
     span = buckets if buckets > 0 else config.max_position_embeddings

@@ -69,14 +69,10 @@ class DocumentTooLargeError(MemoryError):
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """Size of the attention scores that a model without fused attention keeps in memory.
-
-    Relative-position terms are at least `min_span` wide: scores have
-    ``rows * heads * width * max(width, min_span)`` elements.
-    """
+    """Size of the attention scores that a model without fused attention keeps in memory."""
 
     heads: int  # number of attention heads
-    min_span: int  # number of relative positions
+    min_span: int  # number of relative positions, the least width of a row of scores
     item_bytes: int  # bytes of one score
 
     def size_bytes(self, rows: int, width: int) -> int:
@@ -87,10 +83,7 @@ class ScoreRule:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits on the size of one batch, by tokens, rows and bytes of attention scores.
-
-    A batch of a single row is always allowed.
-    """
+    """Limits on tokens, rows and attention scores of one batch; a single row is always allowed."""
 
     max_tokens: int  # rows times the padded width; for packed batches, the tokens without padding
     max_rows: int | None = None  # None for no limit
@@ -134,9 +127,8 @@ def plan_limits(
 ) -> BatchLimits:
     """Plan limits for a GPU that keep every batch of several rows within free memory.
 
-    `batch_memory` is a measurement. Batches take at most the fraction `GPU_SHARE` of `free_bytes`,
-    and at most `GPU_MAX_TOKENS` tokens. `score_rule` is the size of attention scores; None if they
-    are not kept in memory.
+    Batches take at most the fraction `GPU_SHARE` of `free_bytes`, and at most `GPU_MAX_TOKENS`
+    tokens. `score_rule` is None if attention scores are not kept in memory.
     """
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
@@ -160,10 +152,9 @@ def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None)
 
 
 def cpu_limits(width: int | None, score_rule: ScoreRule | None = None) -> BatchLimits:
-    """Return the limits of a batch on a CPU.
+    """Return the limits of a batch on a CPU: more tokens for models of a smaller hidden size.
 
-    `width` is the model's hidden size, None if not known; narrower models get more tokens.
-    `score_rule` is the size of attention scores; None if they are not kept in memory.
+    `width` is the hidden size, if known. `score_rule` is None if scores are not kept in memory.
     """
     times = min(CPU_MOST_TIMES, max(1, CPU_WIDTH // (width or CPU_WIDTH)))
     return BatchLimits(
@@ -179,11 +170,9 @@ def largest_batch_bytes(
 ) -> int | None:
     """Estimate the memory of a model's largest batch, in bytes, without the weights.
 
-    `sizes` is the network's configuration, as in ``config.json``; the model need not be loaded.
-    `dtype` is the dtype of activations on `device`. Returns None if the configuration has no hidden
-    size. The estimate is the maximum number of tokens in a batch, times the bytes of a token's
-    hidden states in one layer, plus the limit for attention scores if the model keeps them in
-    memory. A GPU with less free memory gets smaller batches.
+    This covers one layer's hidden states, in `dtype`, for a batch's maximum number of tokens,
+    and attention scores if kept in memory. `sizes` is the configuration, as in ``config.json``;
+    None is returned if it has no hidden size. A GPU with less free memory gets smaller batches.
     """
     width = state_width(sizes)
     if width is None:
@@ -200,8 +189,7 @@ def largest_batch_bytes(
 class BatchMemory:
     """Measured memory of a model's batches, as a linear function of their numbers of tokens.
 
-    A batch takes `fixed_bytes`, and `token_bytes` per token; `safety_percent` of that is planned.
-    The memory of the weights is not included. Used to plan the number of tokens per batch.
+    The memory of the weights is not included.
     """
 
     fixed_bytes: int = field(metadata={"least": 0})  # bytes that any batch takes
@@ -224,10 +212,8 @@ class BatchMemory:
     def corrected(self, tokens: int, free_bytes: int) -> BatchMemory:
         """Return this measurement, raised if needed, after a batch of `tokens` tokens did not fit.
 
-        `free_bytes` is the free memory after the batch's memory was released. If the batch's
-        planned size exceeds it, something else took memory in the meantime, and the measurement
-        stays. Otherwise it is raised, so that half of that batch is planned for the same free
-        memory.
+        Half of that batch is then planned for `free_bytes`, the free memory after the batch. If its
+        planned size exceeds that, something else took memory meanwhile, and the measurement stays.
         """
         if self.size_bytes(tokens) > free_bytes:
             return self
@@ -245,10 +231,9 @@ def measure_batch_memory(
     """Measure the memory of a model's batches, to plan larger batches from it.
 
     ``probe(rows, width)`` runs a batch of `rows` texts of `width` tokens; ``peak_bytes(action)``
-    runs ``action()`` and returns its peak memory in bytes. Batches of two sizes are run, to
-    separate the fixed bytes from the bytes per token. They are as wide as the longest texts
-    (`widest` tokens), because narrower batches take at most as many bytes per token. Errors of the
-    probe are raised, but an out-of-memory error only if a single token does not fit.
+    runs ``action()`` and returns its peak memory in bytes. Batches of two sizes are run, as wide as
+    the longest texts (`widest` tokens), because narrower ones take at most as many bytes per token.
+    Raises the probe's errors, but out-of-memory errors only if a single token does not fit.
     """
     width = min(widest, PROBE_TOKENS)
     rows = PROBE_TOKENS // width
@@ -294,8 +279,7 @@ class Budget:
     """Batch limits of one model in this process, lowered after out-of-memory errors. Thread-safe.
 
     `known` is either constant limits, or the measured memory of batches, from which limits are
-    planned for the free memory of the GPU `memory`. If an out-of-memory error corrects the
-    measurement, ``save(batch_memory)`` is called with the corrected one.
+    planned for the free memory of the GPU `memory`. ``save(batch_memory)`` gets each correction.
     """
 
     def __init__(
@@ -313,10 +297,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
-        """Return limits for the current free memory.
-
-        They do not consider the batch sizes that have run out of memory.
-        """
+        """Return limits for the current free memory, which `capped` lowers after failures."""
         known = self.known
         if isinstance(known, BatchLimits):
             return known
@@ -333,11 +314,7 @@ class Budget:
         return limits
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
-
-        Batches of this size are not tried again. A measurement that planned too little is
-        corrected.
-        """
+        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory."""
         with self._lock:
             self._failures.add((rows, width))
             if isinstance(self.known, BatchLimits):
@@ -358,8 +335,8 @@ class RunLimits:
     """Batch limits of a model during one run over the texts of a partition.
 
     The model's `Budget` is cached in this process under `key`; ``find()`` makes it the first time.
-    Free memory is read before the first batch, when everything else that the run holds is already
-    allocated, and again after an out-of-memory error.
+    Free memory is read before the first batch, when everything else is already allocated, and again
+    after an out-of-memory error.
     """
 
     def __init__(self, key: Hashable, find: Callable[[], Budget]) -> None:
@@ -373,10 +350,7 @@ class RunLimits:
         return self._budget.capped(self._limits)
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
-
-        Smaller batches are used in the rest of this run and in later runs.
-        """
+        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory."""
         self._budget.lower(rows, width)
         self._limits = None
 
@@ -389,10 +363,9 @@ def halve_on_oom(
 ) -> list[Result]:
     """Run a batch's rows from `start` to `stop`, in smaller parts if memory runs out.
 
-    ``step(start, stop)`` runs these rows; its results are returned in row order. If a number of
-    rows runs out of memory, ``on_out_of_memory(rows)`` is called after their memory is released,
-    and at most half as many rows run at once from then on. Raises DocumentTooLargeError if a single
-    row does not fit.
+    Returns the results of ``step(start, stop)`` in row order. If a number of rows does not fit,
+    ``on_out_of_memory(rows)`` is called after their memory is released, and at most half as many
+    run at once from then on. Raises DocumentTooLargeError if a single row does not fit.
     """
     outputs: list[Result] = []
     most_rows = stop - start
@@ -458,11 +431,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
-        """Return the number of bytes that torch can still allocate on the GPU.
-
-        This is the device's free memory plus the unused memory of torch's cache or of RMM's pool,
-        limited by the process's share of the device.
-        """
+        """Return the bytes that torch can still allocate, unused cache and RMM's pool included."""
         free, total = torch.cuda.mem_get_info(self.device)
         if not self.is_counted:
             kept, left = _rmm_free_bytes(self.device.index)
@@ -476,9 +445,9 @@ class CudaMemory:
         return max(0, min(free + kept, int(share * total) - used))
 
     def peak_bytes(self, action: Callable[[], Any]) -> int:
-        """Run ``action()``, and return its peak memory in bytes, above the memory allocated before.
+        """Run ``action()``, and return its peak memory in bytes, above the memory held before.
 
-        The action runs again, up to twice, if another thread allocated or freed memory meanwhile.
+        It runs again, up to twice, if another thread allocated or freed memory meanwhile.
         """
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)
@@ -494,12 +463,10 @@ class CudaMemory:
 
 
 def _rmm_free_bytes(number: int) -> tuple[int, int | None]:
-    """Return the unused bytes in a GPU's RMM pool, and the bytes that its limit still allows.
+    """Return the unused bytes in a GPU's RMM pool, and the bytes that a limit, if any, allows.
 
-    The first number is 0 without a pool, and the second is None without a limit. RMM reports the
-    size of a pool, but only adaptors around a pool report its use. Without an adaptor, as on a
-    cluster that `get_client` did not start, the pool counts as fully used. `number` is the index of
-    the GPU.
+    Only adaptors around a pool report its use. Without one, as on a cluster that `get_client` did
+    not start, the pool counts as fully used.
     """
     if "rmm" not in sys.modules:  # another allocator than RMM's
         return 0, None
@@ -544,14 +511,11 @@ def find_budget(
     """Return the budget of a model: constant limits on a CPU, measured or saved memory on a GPU.
 
     ``probe(rows, width)`` runs a batch in the same way as later batches; the longest texts have
-    `widest` tokens. A measurement is saved for the `model` (a name and revision), the `precision`
-    (a dtype) and the `path` (how layers run, such as "packed" or "padded"). If `model` is None, it
-    is neither loaded nor saved. On a GPU whose memory torch does not count, limits are constants,
-    too.
-
-    `width` is the hidden size, if known. `score_rule` is the size of attention scores; None if they
-    are not kept in memory. `memory` is the GPU's memory, and `folder` has the saved measurements;
-    default: `default_folder`.
+    `widest` tokens. A measurement is saved in `folder` (default: `default_folder`) for the `model`
+    (a name and revision), the `precision` (a dtype) and the `path` (how layers run, such as
+    "packed"), but not if `model` is None. If torch does not count the GPU's `memory`, limits are
+    constants. `width` is the hidden size, if known. `score_rule` is None if attention scores are
+    not kept in memory.
     """
     if device.type != "cuda":
         return Budget(cpu_limits(width, score_rule))
@@ -578,10 +542,9 @@ def budget_key(
 ) -> dict[str, str | int]:
     """Return the key of a saved measurement: everything that the memory of batches depends on.
 
-    `model` identifies the model, such as a name and revision; `precision` is the dtype of weights
-    and activations; `path` says how layers are run, such as "packed" or "padded"; `widest` is the
-    number of tokens of the longest texts; `device_name` and `total_bytes` are the GPU's product
-    name and memory.
+    `model` is a name and revision, `precision` a dtype, `path` how layers run, such as "packed",
+    and `widest` the number of tokens of the longest texts. `device_name` and `total_bytes` are the
+    GPU's product name and memory.
     """
     return {
         "model": model,
@@ -593,10 +556,7 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Return device, memory and versions of libraries by name, for the key of a saved measurement.
-
-    `device_name` is the product name of the GPU, and `total_bytes` its memory.
-    """
+    """Return device, memory and versions of libraries by name, for the key of a measurement."""
     import transformers
 
     return {
@@ -619,10 +579,9 @@ def default_folder() -> Path:
 class MeasurementFile:
     """Small JSON file that saves a measurement of a model on a device for later processes.
 
-    `key` has everything that the measurement depends on, by name. A file that cannot be read or
-    written, or has other content, counts as missing, so that the measurement is repeated. Any
-    number of processes may use the same `folder`, which is created when first needed. Default:
-    `default_folder`.
+    `key` has everything that the measurement depends on, by name. A file that cannot be read, or
+    has other content, counts as missing. Any number of processes may use the same `folder`, which
+    is created when first needed (default: `default_folder`).
     """
 
     def __init__(self, key: dict[str, str | int], folder: Path | None = None) -> None:
@@ -639,8 +598,8 @@ class MeasurementFile:
     def read(self, build: Callable[[dict[str, Any]], Result]) -> Result | None:
         """Return ``build(content)`` for the file's JSON object.
 
-        Returns None if the file is missing or of another key, or if `build` raises a LookupError,
-        TypeError or ValueError.
+        Returns None if there is no file of this key, or if `build` raises a LookupError, TypeError
+        or ValueError.
         """
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
@@ -654,10 +613,7 @@ class MeasurementFile:
             return None
 
     def write(self, **content: object) -> None:
-        """Save the JSON values in `content` by name, together with the key.
-
-        Errors of writing are only logged.
-        """
+        """Save JSON values by name, together with the key; errors are only logged."""
         try:
             replace_file(self.path, json.dumps({"key": self.key, **content}, indent=1).encode())
         except (OSError, RuntimeError) as err:
@@ -665,10 +621,7 @@ class MeasurementFile:
 
 
 class BudgetFile(MeasurementFile):
-    """File that saves the measured memory of a model's batches on a device.
-
-    `key` has everything that it depends on: model, precision, device and versions of libraries.
-    """
+    """File that saves the measured memory of a model's batches under a `budget_key`."""
 
     def load(self) -> BatchMemory | None:
         """Return the saved measurement; None if there is none, or it is of another key."""

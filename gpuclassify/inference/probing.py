@@ -53,8 +53,8 @@ class PrecisionError(CheckpointError):
 class ProbedModel(ABC):
     """Base class of a loaded model, with trial runs that find out how its batches may be run.
 
-    A batch has texts padded to one length, or is packed: texts are concatenated without padding.
-    Either is used only if a model's outputs for random texts do not change by it.
+    A batch is padded, or packed (texts concatenated without padding), only if a model's outputs
+    for random texts do not change by it.
     """
 
     module: nn.Module
@@ -71,17 +71,11 @@ class ProbedModel(ABC):
 
     @abstractmethod
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
-        """Compute the outputs of one batch, float32 (rows, outputs), on the device.
-
-        `side` is the side on which the batch is padded, "left" or "right".
-        """
+        """Compute the outputs of one batch padded on `side`, float32 (rows, outputs)."""
 
     @abstractmethod
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Call a network with named input tensors; return its outputs, float32 (rows, outputs).
-
-        `module` is this model's network, or a copy of it.
-        """
+        """Call this model's network, or a copy; return its outputs, float32 (rows, outputs)."""
 
     @torch.inference_mode()
     def check_precision(self) -> None:
@@ -98,10 +92,7 @@ class ProbedModel(ABC):
             ) from err
 
     def check_range(self) -> None:
-        """Raise PrecisionError if random texts have outputs that are not finite in this precision.
-
-        Numbers above 65,504 overflow in float16. Measured once.
-        """
+        """Raise PrecisionError if outputs of random texts are not finite in this precision."""
         if self._overflows:
             raise PrecisionError(f"outputs of random texts are not finite in {self.dtype}")
 
@@ -114,7 +105,7 @@ class ProbedModel(ABC):
         for row in range(len(tokens)):
             batch = pad(tokens, np.array([row]), self.pad_id)
             outputs = with_memory_released(functools.partial(self.forward, batch, "right"))
-            if not outputs.isfinite().all():
+            if not outputs.isfinite().all():  # float16 overflows above 65,504
                 return True
         return False
 
@@ -123,8 +114,8 @@ class ProbedModel(ABC):
         """Whether the network changes itself when it runs a batch; measured once.
 
         BigBird switches to full attention for good after a short text, and some rotary positions
-        stretch with the longest row. Such a network is copied for each batch, and a batch has texts
-        of equal length only. Raises CheckpointError if the network is not deterministic.
+        stretch with the longest row. Such a network is copied for each batch of equally long texts.
+        Raises CheckpointError if the network is not deterministic.
         """
         is_own = self.identity is None or _config_of(self.module) is None
         if is_own or fast_encoder(self.module) is not None:
@@ -132,11 +123,10 @@ class ProbedModel(ABC):
         return with_memory_released(self._measure_adapting)
 
     def is_padding_safe(self, side: str) -> bool:
-        """Tell whether padding on `side`, "left" or "right", leaves this model's outputs unchanged.
+        """Tell whether padding on `side`, "left" or "right", leaves outputs unchanged.
 
-        Measured once per side. Some architectures let padding leak into real tokens (through
-        convolutions, or positions counted from the row's end). Their texts are then batched by
-        equal length only.
+        Measured once per side. Some architectures let padding leak into real tokens, through
+        convolutions or positions counted from the row's end.
         """
         if self.adapts_to_length:
             return False
@@ -150,8 +140,8 @@ class ProbedModel(ABC):
     def packed_layers(self) -> PackedLayers | DisentangledEncoder:
         """Return the network's layers, ready to run texts concatenated without padding.
 
-        A trial run compares their outputs with padded ones, once per model. Raises NotPackableError
-        if the outputs differ, or the layers cannot run without padding.
+        Raises NotPackableError if they cannot, or if outputs of a trial run, made once, differ from
+        padded ones.
         """
         if self._packed_layers is None:
             try:
@@ -193,8 +183,7 @@ class ProbedModel(ABC):
     def probe(self, lengths: Iterable[int]) -> StagedTokens:
         """Return random tokenized texts on the device, for trial runs.
 
-        `lengths` are the texts' numbers of tokens without special tokens. Texts longer than the
-        model reads are truncated.
+        `lengths` are numbers of tokens before special tokens are added and long texts truncated.
         """
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
@@ -239,10 +228,7 @@ class ProbedModel(ABC):
         return self.are_close(together, torch.cat(single))
 
     def are_close(self, outputs: torch.Tensor, expected: torch.Tensor) -> bool:
-        """Tell whether outputs of a trial run, (rows, outputs), are `expected` up to rounding.
-
-        In half precision, rounding errors may be larger than in float32.
-        """
+        """Tell whether outputs of a trial run, (rows, outputs), are `expected` up to rounding."""
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
         return bool((outputs - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
 
@@ -253,22 +239,18 @@ def backbone_of(module: nn.Module) -> nn.Module:
 
 
 def _config_of(module: nn.Module) -> Any:
-    """Return the configuration of the transformers model in a network; None if there is none."""
     backbone = backbone_of(module)
     return backbone.config if isinstance(backbone, PreTrainedModel) else None
 
 
 def _probe_lengths(config: PretrainedConfig | None, most: int) -> list[int]:
-    """Return the lengths of three texts for trial runs, each at most `most` tokens.
-
-    Two texts are longer than the reach of the model's local attention or convolutions, so that
-    leaks between tokens show. The third is short, so that it is padded.
-    """
     reaches = [
         value
         for name, value in _settings(config)
         if isinstance(value, int) and 0 < value < most and any(word in name for word in _REACHES)
     ]
+    # Two texts are longer than the reach of local attention or convolutions, so that leaks between
+    # tokens show. The third is short, so that it is padded.
     farthest = max(reaches, default=_WITHOUT_REACH)
     return [min(farthest + more, most) for more in _BEYOND_REACH] + [min(_SHORT, most)]
 
@@ -280,15 +262,11 @@ def fresh_copy(module: nn.Module) -> Any:
 
 
 def _makeup_of(module: nn.Module) -> Any:
-    """Return the types and configurations of all submodules, to detect changes made by a run."""
     return [(type(part), getattr(part, "config", None)) for part in module.modules()]
 
 
 def _settings(config: PretrainedConfig | None) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each setting in a model's configuration, nested ones included.
-
-    A list yields each of its items, by the name of the list. None yields nothing.
-    """
+    """Yield names and values of all settings, those in dicts and items of lists included."""
     pending = [] if config is None else list(config.to_dict().items())
     for name, value in pending:
         if isinstance(value, dict):

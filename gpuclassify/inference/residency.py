@@ -30,9 +30,8 @@ class _Resident(Generic[Model]):
 class Residency(Generic[Model]):
     """Thread-safe cache of loaded models by key, which never drops a model in use.
 
-    A model is loaded once, even if several threads ask for it. Code that uses a model holds a
-    lease on it, by `lease`. If a new model does not fit, models without a lease are evicted, least
-    recently used first.
+    A model is loaded once, even if several threads ask for it. If a new model does not fit, models
+    without a `lease` are evicted, least recently used first.
     """
 
     def __init__(self) -> None:
@@ -50,9 +49,9 @@ class Residency(Generic[Model]):
     ) -> Iterator[Model]:
         """Yield the model of `key`, and keep it from being evicted during the ``with`` block.
 
-        A key is a tuple such as (identity, device, precision). If the model is not in the cache, it
-        is loaded by ``load()``, after other models that are not in use are evicted while
-        ``needed_bytes()`` exceeds ``free_bytes()``.
+        A key is a tuple such as (identity, device, precision). A model that is not in the cache is
+        loaded by ``load()``, after idle models are evicted while ``needed_bytes()`` exceeds
+        ``free_bytes()``.
         """
         resident = self._acquire(key)
         if resident is None:
@@ -85,10 +84,9 @@ class Residency(Generic[Model]):
     def evict(
         self, may_drop: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
     ) -> int:
-        """Drop models that are not in use, least recently used first, and return their number.
+        """Drop idle models for which ``may_drop(key)`` is true, and return their number.
 
-        Only models for which ``may_drop(key)`` is true are dropped, and at most `most` models; None
-        is no limit.
+        The least recently used are dropped first, at most `most` models (None: no limit).
         """
         with self._lock:
             idle = [k for k, r in self._residents.items() if not r.leases and may_drop(k)]

@@ -58,10 +58,7 @@ def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Indices in DeBERTa's table of relative positions, for all distances in a batch's texts.
-
-    `first` and `last` are the lowest and the highest index.
-    """
+    """Indices in DeBERTa's table of relative positions, for all distances in a batch's texts."""
 
     # Index for each distance from key to query, `1 - width` to `width - 1`; int64 (2 * width - 1,).
     # `width` is the length of the longest text.
@@ -83,8 +80,7 @@ class PositionTables:
     def ordered(self, positions: RelativePositions) -> PositionTables:
         """Return the tables with one row per distance, in ascending order.
 
-        Rows of `keys` are ordered by the key's position minus the query's position, and rows of
-        `queries` by the query's position minus the key's position.
+        A distance is the key's minus the query's position in `keys`, and the reverse in `queries`.
         """
         order = positions.by_distance
         return PositionTables(
@@ -106,10 +102,9 @@ class PositionTables:
 
 
 class DisentangledAttention:
-    """DeBERTa's attention within texts of a batch whose tokens are concatenated without padding.
+    """DeBERTa's attention within texts that are concatenated without padding, for all layers.
 
-    `layout` says where each text's tokens are, and `positions` has the table index of each distance
-    between two tokens. All layers use the same object.
+    `layout` has the texts' offsets, and `positions` the table index of each distance of tokens.
     """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
@@ -124,8 +119,8 @@ class DisentangledAttention:
         """Compute attention within each text, (1, queries, heads * head size).
 
         `states` are queries, keys and values, each (1, heads, tokens, head size). Queries belong to
-        all tokens, or only to each text's first token. `tables` are the layer's projections of
-        relative positions, scaled. `scale` applies to the products of queries and keys.
+        all tokens, or only to first tokens. `scale` applies to the products of queries and keys;
+        `tables` are scaled already.
         """
         dtype = states[0].dtype
         tables = tables.ordered(self.positions)
@@ -152,12 +147,7 @@ class DisentangledAttention:
 def _attend_texts(
     states: States, tables: PositionTables, scale: float, is_token: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute DeBERTa's attention for texts padded to one width, in the shape of the queries.
-
-    Each of `states`, which are queries, keys and values, is (texts, heads, tokens, head size).
-    `tables` have one row per distance between tokens. `scale` applies to the products of queries
-    and keys. `is_token`, bool (texts, width), is False for padding; None if there is none.
-    """
+    """Compute attention for padded texts; states are (texts, heads, tokens, head size)."""
     query, key, _ = states
     context = query.transpose(1, 2).new_empty(query.transpose(1, 2).shape).transpose(1, 2)
     for row, head in _parts(query, key):
@@ -172,11 +162,7 @@ def _attend_texts(
 
 
 def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Divide the texts and heads of a batch for attention; yield (slice of texts, slice of heads).
-
-    The attention scores of one such part may be in memory at once. `query` and `key` are (texts,
-    heads, tokens, head size).
-    """
+    """Yield slices of texts and of heads whose attention scores may be in memory at once."""
     texts, heads, count, _ = query.shape
     score_bytes = count * key.shape[2] * query.element_size()
     part_bytes = CPU_PART_BYTES if query.device.type == "cpu" else GPU_PART_BYTES
@@ -190,11 +176,7 @@ def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slic
 def _relative_scores(
     query: torch.Tensor, key: torch.Tensor, tables: PositionTables
 ) -> torch.Tensor:
-    """Compute the relative-position terms of attention scores, (heads, texts, queries, keys).
-
-    `query` and `key` are (heads, texts, tokens, head size), and `tables` have one row per distance
-    between tokens. Without tables, the terms are zeros.
-    """
+    """Compute the relative-position terms of attention scores, (heads, texts, queries, keys)."""
     scores = query.new_empty(*query.shape[:3], key.shape[2])
     write: Callable[..., torch.Tensor] = torch.Tensor.copy_
     for states, table, target in (
@@ -215,11 +197,10 @@ def _relative_scores(
 def _position_scores(
     states: torch.Tensor, start: int, columns: int, table: torch.Tensor
 ) -> torch.Tensor:
-    """Compute one relative-position term of some tokens' scores, (heads, texts, rows, columns).
+    """Return a view of one relative-position term of scores, (heads, texts, rows, columns).
 
     `states`, (heads, texts, rows, head size), belong to consecutive tokens of each text, beginning
-    with token `start`. They are multiplied with `table`, (heads, 2 * width - 1, head size), for the
-    first `columns` tokens of their text. Returns a view.
+    with token `start`. `table` is (heads, 2 * width - 1, head size).
     """
     heads, texts, rows, _ = states.shape
     width = rows + columns - 1
@@ -258,9 +239,8 @@ class DisentangledEncoder(DebertaV2Encoder):
     ) -> Any:
         """Compute the outputs of transformers' encoder, except for undefined states of padding.
 
-        `hidden_states` are (rows, width, size); the mask, (rows, width), is 1 for a token and 0 for
-        padding on one side of a row. Other arguments and the result are those of transformers'
-        class.
+        Arguments and result are those of transformers' class: `hidden_states` are (rows, width,
+        size), and the mask, (rows, width), is 1 for a token and 0 for padding on one side of a row.
         """
         is_plain = attention_mask.dim() == 2 and not output_attentions
         is_plain &= query_states is None and relative_pos is None
@@ -284,11 +264,6 @@ class DisentangledEncoder(DebertaV2Encoder):
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
 
     def _is_fast(self, states: torch.Tensor) -> bool:
-        """Tell whether this class's own code runs, neither in training nor under autocast.
-
-        It does not run where `reference_forward` asks for transformers' code. `states` are the
-        encoder's input.
-        """
         if self.training or torch.is_grad_enabled() or states.is_meta or _is_reference.get():
             return False
         return not torch.is_autocast_enabled(states.device.type)
@@ -302,7 +277,7 @@ class DisentangledEncoder(DebertaV2Encoder):
     def running(
         self, lengths: np.ndarray, width: int, device: torch.device, side: str = "right"
     ) -> Iterator[None]:
-        """Say where a batch's tokens are, for runs of `forward` during a ``with`` block.
+        """Set the offsets of a batch's texts, for runs of `forward` during a ``with`` block.
 
         Then `forward` need not read the mask, which would wait for a GPU. `lengths` are the texts'
         numbers of tokens, int64 (texts,), `width` is the number of columns, and `side` the padded
@@ -317,10 +292,7 @@ class DisentangledEncoder(DebertaV2Encoder):
     def _states(
         self, embedded: torch.Tensor, attention_mask: torch.Tensor, layout: Layout
     ) -> list[torch.Tensor]:
-        """Run all layers; return the embedding and each layer's output, (rows, width, size) each.
-
-        `embedded` is the embedding, and `layout` says where each text's tokens are.
-        """
+        """Run all layers; return the embedding and each layer's output, (rows, width, size)."""
         # One position has a single distance, for which a compiler would make another kernel.
         width = max(layout.width, 2)
         attention = self.attention_type(layout, self._positions(width, embedded.device))
@@ -354,10 +326,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         )
 
     def _position_tables(self) -> list[PositionTables]:
-        """Return each layer's projections of relative positions, a part of its attention.
-
-        They are cached until a weight is changed, moved or cast.
-        """
+        """Return each layer's projections of relative positions, cached until a weight changes."""
         parts: list[nn.Module | None] = [self.rel_embeddings, getattr(self, "LayerNorm", None)]
         for layer in self.layer:
             parts.extend(position_projections(layer.attention.self))
@@ -399,8 +368,7 @@ def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:
     """Return a DeBERTa layer's linear projections of relative positions: for keys, for queries.
 
-    `attention` is the layer's self-attention module. A projection is None if its attention has no
-    such term.
+    `attention` is its self-attention module. A projection is None if there is no such term.
     """
     is_shared, types = attention.share_att_key, attention.pos_att_type
     key, query = (
@@ -411,11 +379,7 @@ def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | 
 
 
 def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables:
-    """Compute a layer's projections of relative positions, a part of its attention.
-
-    `attention` is the layer's self-attention module, and `embedded` the embedding of relative
-    positions, (positions, size).
-    """
+    """Project the embedding of relative positions, (positions, size), for a layer's attention."""
     scale = _score_scale(attention)
     keys, queries = (
         None
@@ -433,10 +397,7 @@ def _score_scale(attention: Any) -> float:
 
 
 def _split_heads(projected: torch.Tensor, attention: Any) -> torch.Tensor:
-    """Split projected states by head, from (1, tokens, size) to (1, heads, tokens, head size).
-
-    `attention` is a layer's self-attention module, which knows the number of heads.
-    """
+    """Split projected states by head, from (1, tokens, size) to (1, heads, tokens, head size)."""
     return projected.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
 
 
@@ -447,11 +408,7 @@ def _layer_output(
     tables: PositionTables,
     attention: DisentangledAttention,
 ) -> torch.Tensor:
-    """Compute a DeBERTa layer's output, (1, queries, size), for the tokens in `queried`.
-
-    `queried` are the states of all tokens or of first tokens, (1, queries, size); all `states`, (1,
-    tokens, size), are attended to. `tables` are the layer's projections of relative positions.
-    """
+    """Compute a layer's output for `queried`, (1, queries, size), which attend to all `states`."""
     heads = layer.attention.self
     query, key, value = heads.query_proj(queried), heads.key_proj(states), heads.value_proj(states)
     by_head = (_split_heads(query, heads), _split_heads(key, heads), _split_heads(value, heads))

@@ -21,19 +21,14 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def shortest_share(device: torch.device) -> float:
     """Return the smallest ratio of lengths of two texts that may share one call of attention.
 
-    On a CPU it is 1: only texts of equal length share a call. On a GPU, fewer kernel launches are
-    worth some padding within attention.
+    On a CPU only equally long texts do. On a GPU, fewer kernel launches are worth some padding.
     """
     return 1.0 if device.type == "cpu" else _GPU_SHORTEST_SHARE
 
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Consecutive texts of a batch that share one call of the attention kernel.
-
-    The tokens of the batch's texts are concatenated without padding. Within the call, the group's
-    texts are padded to the longest one.
-    """
+    """Consecutive texts of a batch, padded to the longest one for a shared call of attention."""
 
     start: int  # range of the texts' tokens in the row of all tokens
     stop: int
@@ -46,10 +41,7 @@ class TextGroup:
     token_indices: torch.Tensor | None = None
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
-        """Return these texts' states, (texts, heads, width, size), padded to the longest text.
-
-        They are selected from the states of all texts' tokens, (1, heads, tokens, size).
-        """
+        """Select from (1, heads, tokens, size) these texts' states, (texts, heads, width, size)."""
         if self.indices is not None:
             return states[0][:, self.indices].transpose(0, 1)
         rows = states[0, :, self.start : self.stop]
@@ -76,17 +68,6 @@ class Layout:
         Device of the index tensors.
     first_columns : ndarray of int64, shape (texts,), optional
         First column of each text, if texts are padded on the left.
-
-    Attributes
-    ----------
-    calls : int
-        Number of layers that have run on this layout.
-    attention : str
-        Name of the attention function that ran last.
-    is_tried : bool
-        Whether this is a trial run, whose outputs are compared with padded runs.
-    may_use_varlen : bool
-        Whether `varlen_attn` may be called, torch's attention over all texts of a batch at once.
     """
 
     def __init__(
@@ -103,10 +84,10 @@ class Layout:
             starts = starts - first_columns[order]
         rows = np.repeat(order, self.lengths)
         columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
-        self.calls = 0
-        self.attention: str | None = None
-        self.is_tried = False
-        self.may_use_varlen = True
+        self.calls = 0  # number of layers that have run on this layout
+        self.attention: str | None = None  # name of the attention function that ran last
+        self.is_tried = False  # True in a trial run, which is compared with padded runs
+        self.may_use_varlen = True  # `varlen_attn` is torch's attention over all texts at once
         self._device = device
         self._shape = (len(lengths), width)
         self._rows, self._columns = to_device(np.stack([rows, columns]), device)
@@ -115,8 +96,7 @@ class Layout:
     def from_mask(cls, mask: torch.Tensor) -> Layout | None:
         """Return the layout of a padded batch, or None if there is padding between a row's tokens.
 
-        `mask` is the attention mask, (texts, width): 1 for a token and 0 for padding. A row with
-        padding only counts as one token.
+        `mask`, (texts, width), is 1 for a token, 0 for padding. An empty row counts as one token.
         """
         is_token = mask.cpu().numpy().astype(bool)
         lengths = np.maximum(is_token.sum(1), 1)
@@ -153,26 +133,17 @@ class Layout:
         return padded
 
     def first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the state of each text's first token, (1, texts, size).
-
-        `states` are those of all tokens, (1, tokens, size).
-        """
+        """Select from (1, tokens, size) the state of each text's first token, (1, texts, size)."""
         return states[:, self.ends[:-1]]
 
     def spread_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Return padded states, (texts, width, size), that repeat each text's first token.
-
-        `states` are those of first tokens, (1, texts, size).
-        """
+        """Repeat first tokens' states, (1, texts, size), for all columns: (texts, width, size)."""
         by_row = torch.empty_like(states[0])
         by_row[self._rows[self.ends[:-1]]] = states[0]
         return by_row[:, None].expand(-1, self._shape[1], -1)
 
     def unpack_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Return padded states, (texts, width, size), with first tokens' states, and else NaN.
-
-        `states` are those of first tokens, (1, texts, size).
-        """
+        """Pad first tokens' states, (1, texts, size), with NaN to (texts, width, size)."""
         padded = states.new_full((*self._shape, states.shape[-1]), torch.nan)
         first = self.ends[:-1]
         padded[self._rows[first], self._columns[first]] = states[0]

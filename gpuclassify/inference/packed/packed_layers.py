@@ -72,21 +72,6 @@ class PackedLayers:
     """Layers of the transformers model within a network, run on real tokens only.
 
     Raises NotPackableError if the model has no list of layers.
-
-    Attributes
-    ----------
-    layers : nn.ModuleList
-    calls : int
-        Number of calls of layers in one forward; some architectures call a layer several times.
-    is_first_enough : bool
-        Whether the head reads first tokens only. After attention, the last layer then runs no other
-        tokens, whose states become NaN.
-    is_tried : bool
-        Whether runs are trial runs, which are compared with padded runs.
-    may_use_varlen : bool
-        Whether `varlen_attn` may be called, torch's attention over all texts of a batch at once.
-    attention : str or None
-        Name of torch's attention function in the last batch.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -94,12 +79,14 @@ class PackedLayers:
         inner = models[0].modules() if models else iter(())
         lists = (part for part in inner if isinstance(part, nn.ModuleList))
         self.layers = next(lists, nn.ModuleList())
-        self.calls = 0
+        self.calls = 0  # calls of layers in one forward; some layers are called several times
+        # The head reads first tokens only. After attention, the last layer then runs no other
+        # tokens, whose states become NaN.
         self.is_first_enough = False
-        self.is_tried = True
-        self.may_use_varlen = True
+        self.is_tried = True  # True in trial runs, which are compared with padded runs
+        self.may_use_varlen = True  # `varlen_attn` is torch's attention over all texts at once
         self._changed_layers = SharedContext(self._change_layers)
-        self.attention: str | None = None
+        self.attention: str | None = None  # name of torch's attention function in the last batch
         self._configs: list[Any] = list({id(part.config): part.config for part in models}.values())
         if not len(self.layers):
             raise NotPackableError("it has no list of transformers layers")
@@ -120,10 +107,9 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def _change_layers(self) -> Iterator[None]:
-        """Change the layers during a ``with`` block, so that they run real tokens only.
+        """Pack tokens before the first layer, and unpack them after the last one, by hooks.
 
-        Hooks concatenate the tokens before the first layer, and pad them again after the last one.
-        Each thread has its own batch, whose offsets of texts are in `current_layout`.
+        All threads share the hooks. Each has its own batch, with its offsets in `current_layout`.
         """
         with contextlib.ExitStack() as stack:
             for config in self._configs:
@@ -179,7 +165,6 @@ def _keep_first(_: nn.Module, arguments: Any) -> Any:
 
 
 def _change(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a layer's arguments or outputs with `change` applied to all tensors, nested or not."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple | list):
@@ -207,12 +192,11 @@ def packed_attention(
     """Compute attention within each text, as an attention function of transformers.
 
     `query`, `key` and `value` are (1, heads, tokens, head size), with the tokens of all texts
-    concatenated; the offsets of the texts are in `current_layout`. `module` is the layer's
-    attention, which decides whether attention is causal if `is_causal` is None. `scaling` applies
-    to the products of queries and keys. With a `sliding_window`, a token only attends to tokens
-    less than that many positions away. Returns (1, tokens, heads, head size), and None for the
-    weights. Raises NotImplementedError for a mask, dropout, or another argument that is not
-    supported.
+    concatenated; the offsets of the texts are in `current_layout`. If `is_causal` is None,
+    `module`, the layer's attention, decides. `scaling` applies to the products of queries and keys.
+    With a `sliding_window`, a token only attends to tokens less than that many positions away.
+    Returns (1, tokens, heads, head size), and None for the weights. Raises NotImplementedError for
+    a mask, dropout, or another argument that is not supported.
     """
     unknown = {name for name, argument in others.items() if argument is not None} - _WITHOUT_EFFECT
     if unknown or attention_mask is not None or dropout:
@@ -263,12 +247,10 @@ def _attend_by_products(
     mask: torch.Tensor | None,
     scale: float | None,
 ) -> torch.Tensor:
-    """Compute attention by two matrix products and a softmax, with sums in float32.
+    """Compute attention by matrix products and a softmax, with sums in float32.
 
-    `query`, `key` and `value` are (texts, heads, width, head size), and so is the result. `mask` is
-    false where a token must not be attended to. In bfloat16 without AMX (instructions for matrix
-    products) it takes half the time of torch's kernel. Scores are rounded, as in transformers'
-    eager attention.
+    In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as in
+    transformers' eager attention.
     """
     texts = max(1, _MOST_SCORES // (query.shape[1] * query.shape[2] ** 2))
     if len(query) > texts:
@@ -287,11 +269,7 @@ def _attend_by_products(
 def _mask(
     group: TextGroup, width: int, is_causal: bool, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the attention mask of a group of texts, padded to `width` tokens; None if not needed.
-
-    It is bool, (texts or 1, 1, width or 1, width). With a `window`, tokens only attend to tokens
-    that are less than `window` positions away.
-    """
+    """Return a group's mask, bool (texts or 1, 1, width or 1, width); None if not needed."""
     mask = None
     if group.is_token is not None and not is_causal:  # causal attention never reads later padding
         mask = group.is_token[:, None, None]
@@ -337,11 +315,7 @@ def _is_varlen_usable(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 
 @functools.cache
 def _has_varlen(*, has_shared_heads: bool) -> bool:
-    """Tell whether the installed torch has `varlen_attn` with the arguments that are needed.
-
-    Whether the GPU runs it is not asked but tried: capabilities of NVIDIA's and AMD's GPUs are
-    numbered differently.
-    """
+    # Trial runs show whether a GPU supports it: NVIDIA and AMD number capabilities differently.
     if varlen_attn is None:
         return False
     needed = _VARLEN_ARGUMENTS | ({_SHARED_HEADS} if has_shared_heads else set())
@@ -361,9 +335,8 @@ def find_packed_layers(
     """Return a network's packed layers, if a trial run has equal outputs packed and padded.
 
     `lengths` are the numbers of tokens of the trial's texts, padded on the right. ``forward(rows)``
-    runs rows of that batch, a single row without padding, and returns outputs (texts, outputs). The
-    last layer's states and the network's outputs are compared. Raises NotPackableError if they
-    differ, or a layer cannot run packed.
+    runs rows of that batch, a single row without padding, and returns outputs (texts, outputs).
+    Raises NotPackableError if they or the last layer's states differ, or a layer cannot run packed.
     """
     packed = PackedLayers(module)
     is_single = dtype == torch.float32
@@ -407,12 +380,7 @@ def find_packed_layers(
 def _run_alone(
     packed: PackedLayers, texts: int, forward: Forward
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run each text of a trial alone, to compare runs of concatenated texts with.
-
-    ``forward(rows)`` runs rows of the trial's batch of `texts` texts. The number of calls of layers
-    is recorded in `packed`. Returns the outputs of all texts, and the last layer's states (tokens,
-    size) of each text. Raises NotPackableError if no layer is called.
-    """
+    """Run each text alone; return all outputs, and each text's last states, (tokens, size)."""
     outputs, states = [], []
     for row in range(texts):
         with packed.watching() as seen:
