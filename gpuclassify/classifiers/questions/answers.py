@@ -129,9 +129,11 @@ _KINDS: dict[str, Any] = {"choice": Choice, "several": Several, "free": Free}
 
 
 def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Check options, and convert them to pairs of a label and the texts that the model may write.
+    """Check a field's options, and convert them to pairs of a label and the texts that mean it.
 
-    Pairs made by this function are valid options, too.
+    `options` is a list of labels, each its own text; a dict of label to text or list of texts; or
+    pairs from this function. Raises TypeError for other types, and ValueError for fewer than two
+    options, and for empty or repeated texts.
     """
     if isinstance(options, tuple) and options and all(isinstance(one, tuple) for one in options):
         options = dict(options)
@@ -503,9 +505,11 @@ class AnswerReader:
     def _tree(
         self, number: int, before: str, rest: tuple[str, ...] | None = None, is_first: bool = True
     ) -> _Node:
-        """Return the prefix tree of token ids of all texts of field `number` that follow `before`.
+        """Return the prefix tree of token ids of all texts that can follow in field `number`.
 
-        For a `Several` field, `rest` are the labels that the answer does not have yet.
+        The texts begin with the literal or separator before an option, but do not include `before`,
+        the text just written: an option or the prompt's end. In a `Several` field, `rest` are the
+        labels not chosen yet (None: all), and `is_first` says whether none is chosen.
         """
         field = self.form.fields[number]
         if isinstance(field, Free):
@@ -537,10 +541,11 @@ class AnswerReader:
     def _new_tree(
         self, ways: Sequence[tuple[Tokens, str, Callable[[str], Any]]], ends: Collection[Tokens]
     ) -> _Node:
-        """Build the prefix tree of options, and of the token ids `ends` that may follow a list.
+        """Build the prefix tree of the options `ways` and of `ends`, the ends of a list of labels.
 
-        Each of `ways` is an option's token ids, its text, and a function from the text to the token
-        ids that may follow it. All `ends` are one option, the last.
+        Each of `ways` has an option's token ids, its text, and a function from the text to the ids
+        that may come next. `ends` are sequences of ids that can follow a `Several` field; all are
+        one more option, "no further label", with the index ``len(ways)``.
         """
         root = _Node()
         beginnings = {tokens[:n] for tokens, *_ in ways for n in range(len(tokens))}
@@ -569,7 +574,11 @@ class AnswerReader:
         return self._end_ids if is_end else self._after_field(number, text)
 
     def _after_item(self, number: int, others: Sequence[str], text: str) -> Collection[int]:
-        """Return the token ids that can follow an option of a `Several` field."""
+        """Return the token ids that can come next after a label in the list of a `Several` field.
+
+        `number` is the field's index, `others` are the labels that may still follow, and `text` is
+        the label's text, together with the literal or separator before it.
+        """
         field = self.form.fields[number]
         assert isinstance(field, Several)
         texts = [field.separator + one for label in others for one in dict(field.spellings)[label]]
@@ -577,7 +586,7 @@ class AnswerReader:
         return follows | set(self._after_field(number, text))
 
     def _after_field(self, number: int, text: str) -> Collection[int]:
-        """Return the token ids that can follow field `number` if its text ends with `text`."""
+        """Return the token ids that can come next if field `number` ends with `text`."""
         literal = self.form.literals[number + 1]
         if number + 1 == len(self.form.fields):
             return {self._sequence(text, literal)[0]} if literal else self._end_ids
@@ -585,7 +594,11 @@ class AnswerReader:
         return {self._sequence(text, following)[0] for following in texts if following}
 
     def _sequences_after(self, number: int, text: str) -> frozenset[Tokens]:
-        """Return sequences of token ids that can follow field `number` if its text is `text`."""
+        """Return the sequences of token ids that can follow field `number` if it ends with `text`.
+
+        A sequence is the next field's text with the literal before it, the last literal, or an end
+        token.
+        """
         literal = self.form.literals[number + 1]
         if number + 1 < len(self.form.fields):
             texts = self._texts_of(number + 1)
@@ -607,10 +620,11 @@ class AnswerReader:
 def _explore(
     tree: _Node, known: Known, path: Tokens, count: int, needs_all: bool
 ) -> Generator[Tokens, None, tuple[np.ndarray, list[Tokens]]]:
-    """Compute the probability and the token ids of each option in `tree`, after the ids `path`.
+    """Compute each option's probability and token ids in `tree`, after the token ids `path`.
 
-    An option has the product of the softmax probabilities on its path. Unless `needs_all`, the
-    search ends when the best option is known; the probabilities are then incomplete.
+    A generator: it yields token ids, and the caller adds the next token's logits to `known`. There
+    are `count` options. A probability is the product of the tokens' softmax probabilities. Unless
+    `needs_all`, the search ends when the best option is known; all are then lower bounds, or 0.
     """
     shares = np.zeros(count)
     tokens: list[Tokens] = [()] * count

@@ -179,9 +179,10 @@ class LikelihoodNetwork(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Return sums of negative log-likelihood in nats, and counts of tokens, float32 (rows, 4).
 
-        Columns 0 and 1 are sum and count over all tokens of a row except the first. Columns 2 and 3
-        are sum and count over the tokens after the context, also without the first. Ids and mask
-        are (rows, width), padded on the right.
+        Columns 0 and 1 are sum and count over all tokens of a row except its first one, which has
+        no tokens before it. Columns 2 and 3 also leave out the first `context` tokens of each row;
+        the number `context` is an argument of the class. Ids and mask are (rows, width), padded on
+        the right.
         """
         self._decoder.use(None)
         columns = torch.arange(input_ids.shape[1], device=input_ids.device)

@@ -48,11 +48,15 @@ class Reader(Protocol):
 
     @property
     def columns(self) -> Tokens:
-        """Token ids whose logits are needed at each requested position."""
+        """Token ids whose logits are needed at each position of the answer that `read` requests."""
 
     @property
     def has_free_fields(self) -> bool:
-        """Whether some positions also need the most likely token of the whole vocabulary."""
+        """Whether a part of the answer is free text, decoded greedily.
+
+        At its positions, the most likely token of the whole vocabulary is needed, in addition to
+        the logits of `columns`.
+        """
 
     @property
     def most_tokens(self) -> int:
@@ -61,16 +65,21 @@ class Reader(Protocol):
     def read(self, known: Known) -> Reading:
         """Read an answer: yield token ids after which logits are needed, and return the answer.
 
-        A generator. Before it is resumed, the caller adds the logits to `known`, by the yielded
-        token ids of the partial answer. `Freely` objects also request the most likely token of the
-        whole vocabulary. The answer has the attribute `tokens`, its token ids, used to draft later
-        answers.
+        A generator. Each time, it yields one tuple, the token ids of the answer so far. Before it
+        is resumed, the caller stores the next token's logits of `columns` in `known`, with this
+        tuple as the key. If the tuple is a `Freely` object, the caller stores there, too, the most
+        likely token of the whole vocabulary and its probability. The returned answer has the
+        attribute `tokens`, its token ids, used to draft later answers.
         """
 
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """Inputs of `answer` that prompts share: decoder, LoRA adapter, prompt prefix and reader."""
+    """Arguments of the function `answer` that are equal for all prompts of a call.
+
+    They are the decoder, its LoRA adapter, the common prefix of the prompts, and the reader, which
+    computes an answer from the decoder's logits.
+    """
 
     decoder: Decoder
     adapter: str | None  # name of one of the decoder's adapters
@@ -92,8 +101,8 @@ class FreeReader:
     """Reader that decodes greedily: each token is the most likely one; ties go to the lowest id.
 
     ``is_decided(text, is_complete)``, a pure function, is called after every new token, and returns
-    whether the partial answer `text` is enough. `is_complete` says whether the decoder has ended
-    the answer.
+    whether the partial answer `text` is enough. `is_complete` says whether the answer is at its
+    end: the decoder has ended it, or it has `max_new_tokens` tokens.
     """
 
     decoder: Decoder
@@ -106,9 +115,9 @@ class FreeReader:
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens to allocate for an answer after a prompt, at most `MOST_DRAFTED`.
+        """Number of tokens added per answer when batches are sized: `max_new_tokens`, at most 8.
 
-        Small, because answers grow token by token.
+        Answers may be longer: memory for more tokens is allocated as they are decoded.
         """
         return min(MOST_DRAFTED, self.max_new_tokens)
 
@@ -208,7 +217,11 @@ class _Memory:
         self._kept: dict[bytes, tuple[Prefix | None, SeenAnswers]] = {}
 
     def of(self, task: AnswerTask) -> tuple[Prefix | None, SeenAnswers]:
-        """Return keys and values of the task's prefix (None if empty), and its earlier answers."""
+        """Return keys and values of the task's prompt prefix, and the earlier answers after it.
+
+        The prefix is the token ids that most prompts begin with. Its keys and values are computed
+        in the first call with it, and cached; they are None if it has no tokens.
+        """
         key = task.prefix.tobytes()
         if key not in self._kept:
             while len(self._kept) >= _MOST_PREFIXES:  # frees memory that the new one may need
@@ -273,7 +286,11 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Group:
-    """Prompts whose shared prefix has one length, answered together, under the device's lock."""
+    """Prompts that share equally many tokens with the task's prefix, to answer together.
+
+    `prefix` has the keys and values of the shared tokens (None: no tokens), and `seen` the earlier
+    answers, used to draft new ones. The device's lock is held.
+    """
 
     task: AnswerTask
     prefix: Prefix | None
@@ -283,9 +300,10 @@ class _Group:
     def answers(
         self, prompts: list[np.ndarray], key: Hashable, settings: ModelOptions
     ) -> list[Any]:
-        """Return the answer to each prompt, in order, from batches that fit the memory.
+        """Return the reader's answer to each prompt, in order, from batches that fit the memory.
 
-        Prompts are token ids after the prefix. An answer is None if logits were not finite.
+        Prompts are token ids after the prefix that they share in this group. The batch limits
+        measured for the model are cached under `key`. An answer is None if logits were not finite.
         """
         room = self.task.reader.most_tokens
         lengths = np.array([len(prompt) + room for prompt in prompts])
@@ -329,8 +347,8 @@ class _Group:
     ) -> list[Any]:
         """Return the answers to a batch of prompts, in order; None for logits that are not finite.
 
-        Prompts run in smaller batches within the current limits. Then all answers are decoded
-        together.
+        Prompts run in smaller batches within the limits that `current_limits` returns. Then all
+        answers are decoded together.
         """
         continuations = self.seen.continuations()
         rows = [_Row(prompt, self.task.reader) for prompt in prompts]
@@ -357,7 +375,9 @@ class _Group:
     ) -> list[_Row]:
         """Run the decoder once for all rows, and return the rows whose answers are not complete.
 
-        Rows with non-finite logits are dropped. `continuations` are drafts by partial answer.
+        Rows with non-finite logits are dropped. `state` has the rows' keys and values; only those
+        of the returned rows stay. `continuations` are drafts, used for speculative decoding: by an
+        answer's tokens so far, the probable next tokens, which are verified in the same run.
         """
         for row in rows:
             row.draft = continuations.get(row.wanted, ())
@@ -368,9 +388,10 @@ class _Group:
         return [rows[number] for number in kept]
 
     def _forward(self, rows: list[_Row], state: RowState) -> list[bool]:
-        """Run the next and drafted tokens of each row, and store the resulting logits in the rows.
+        """Run the decoder over each row's next and drafted tokens; store the logits in the rows.
 
-        Returns whether each row's logits can be used.
+        `state` has the keys and values of the rows' earlier tokens; the new tokens' are added to
+        it. Returns for each row whether the logits before its draft are finite.
         """
         decoder, reader, is_first = self.task.decoder, self.task.reader, not state.layers
         ids, columns, is_asked = _inputs_of(rows)
@@ -415,10 +436,11 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
-    """Store the logits of a row's new positions; return False if the first ones are not finite.
+    """Store a row's new results, one per position; return False if the first one is not finite.
 
-    A result has the most likely next token id, its probability, whether logits are finite, and the
-    logits.
+    A result is an array of the most likely next token id (-1 if not requested), its probability, 1
+    if all logits are finite, and the logits of `Reader.columns`. Positions after the first are
+    drafted tokens; from a non-finite one on, their results are dropped.
     """
     row.has_run = (*row.wanted, *row.draft)
     for number, values in enumerate(results):
@@ -431,9 +453,11 @@ def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
 
 
 def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return token ids for the next forward, their indices, and a mask of requested positions.
+    """Return the next forward's token ids, their indices in prompt and answer, and a mask.
 
-    All are (rows, width), padded on the right. Indices count from the end of the common prefix.
+    The mask is true for tokens after which logits are needed: each row's drafted tokens, and the
+    one before them. Indices count from the end of the common prefix. All arrays are (rows, width),
+    padded on the right.
     """
     starts = [row.next_column for row in rows]
     next_ids = [row.next_ids(start) for row, start in zip(rows, starts, strict=True)]

@@ -86,9 +86,10 @@ class LoraModel(PinnedModel):
 
     @property
     def identities(self) -> list[Identity]:
-        """Pinned repositories or directories of the decoder, the setting `model` and the adapter.
+        """Pinned repositories or directories of the decoder, `model`, and the adapter, if any.
 
-        Equal ones are listed once.
+        `model` is the setting; it may name the decoder, the adapter or a third network. Equal ones
+        are listed once.
         """
         checkpoint = self.checkpoint
         named = [checkpoint.base, checkpoint.identity, checkpoint.adapter]

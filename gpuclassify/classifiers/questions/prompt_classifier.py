@@ -407,7 +407,11 @@ def new_readers(
 
 @dataclass(frozen=True)
 class CriteriaReader:
-    """Reader of one answer per criterion after a document, which the decoder reads only once."""
+    """Reader that computes one answer per criterion to the same document, from decoder logits.
+
+    The criteria follow the document in the prompt, so that the decoder runs the document's tokens
+    only once.
+    """
 
     readers: list[AnswerReader]
     starts: list[Tokens]  # tokens of the prompt from each criterion to its end
@@ -446,7 +450,7 @@ class CriteriaReader:
 
 @dataclass(frozen=True)
 class _Ask:
-    """Tokenizer of a prompt, and reader of its answers.
+    """Tokenizer of a prompt, and `reader`, which computes the answers from a decoder's logits.
 
     Answers begin with the last `trim` tokens of the prompt, because these can depend on the
     answer's text or on the criterion.
@@ -583,7 +587,10 @@ class AnswerHead(CategoryHead):
 
     @property
     def labels(self) -> list[str]:
-        """Labels of the answer's first field, in option order; empty unless it has one label."""
+        """Labels that the answer's first field can have, in option order.
+
+        Empty if the value of this field is not one label, but a list of labels or a free text.
+        """
         return list(self._first.labels) if self._has_label else []
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
@@ -717,7 +724,10 @@ class CriteriaHead(MultiLabelHead):
         """Accept any decoder, because the prompt, not the model, has the criteria."""
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by unknown criteria, or a minimum score that names none."""
+        """Raise ValueError if a filter names an unknown criterion, or if `min_score` is one number.
+
+        `min_score` must be a dict of criterion to number, because a text has a score per criterion.
+        """
         LabelHead.check_settings(self)
         self.check_minimums(are_several=True)
 

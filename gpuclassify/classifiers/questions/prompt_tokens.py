@@ -73,8 +73,9 @@ class Prompt:
 def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of a chat: its messages in the tokenizer's chat template, and an opening.
 
-    `chat` has messages, variables of the template, the opening, and dates by format. Dates that the
-    template asks for are added, so that later rows get the same ones.
+    `chat` is a list of messages, variables of the template, the opening (the beginning of the
+    model's answer), and a dict of strftime format to date. Dates that the template asks for are
+    added to this dict, so that later rows get the same ones.
     """
     messages, settings, opening, dates = chat
     settings = dict(settings)
@@ -205,14 +206,15 @@ def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
 
 
 class PromptTokenizer:
-    """Tokenizer of whole prompts, which cuts the documents in them at their end.
+    """Tokenizer of prompts made of literal texts and a row's columns, which cuts long documents.
 
-    The column with the index `main` is the document, and a prompt has at most `max_tokens` tokens.
-    A prompt is tokenized at once, because tokens can span columns and literals. Special tokens in
-    columns are text. Unless `counts_rest`, only a beginning of a long document is read, which
-    provably has the same first tokens. `tokenizer` must be of the tokenizers library, for offsets;
-    it is configured here, and must not be shared. Raises ValueError if the prompt leaves no room
-    for a document.
+    The column with the index `main` is the document. If a prompt has more than `max_tokens` tokens,
+    the end of the document is cut. A prompt is tokenized at once, because tokens can span columns
+    and literals. Names of special tokens in columns are tokenized as text. With `counts_rest`,
+    documents are read whole, so that the number of tokens before a cut is known exactly. Otherwise,
+    only a beginning of a long document is read, which provably has the same first tokens.
+    `tokenizer` must be of the tokenizers library, for offsets; it is configured here, and must not
+    be shared. Raises ValueError if the prompt leaves no room for a document.
     """
 
     def __init__(
@@ -289,9 +291,11 @@ class PromptTokenizer:
         return flat_batch(made, whole_lengths=np.array(lengths, dtype=np.int64))
 
     def _read(self, rows: list[list[str]]) -> list[np.ndarray]:
-        """Return prompts' token ids, and cut documents in `rows` to the beginnings that were read.
+        """Return the token ids of each row's prompt, which may be longer than `max_tokens`.
 
-        A document is read whole, or until the prompt exceeds `max_tokens`.
+        A row is a list of the texts of the prompt's columns. The document, the column `main`, is
+        replaced in `rows` by the beginning that was read: all of it, or until the prompt exceeds
+        `max_tokens`.
         """
         main, chars, pending = self._main, self._first_chars, list(range(len(rows)))
         documents, tokens = [row[main] for row in rows], [np.empty(0)] * len(rows)
@@ -308,7 +312,11 @@ class PromptTokenizer:
         return tokens
 
     def _ids(self, rows: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
-        """Yield the token ids of each prompt. Special tokens in documents are tokenized as text."""
+        """Yield the token ids of each row's prompt.
+
+        A row has the texts of the prompt's columns, in order. Names of special tokens in them are
+        tokenized as text.
+        """
         words = self._words([self.prompt.filled(self._tokenizer, row) for row in rows])
         flat = words.take(np.zeros_like(words.lengths), words.lengths)
         before, after = self._around
@@ -331,13 +339,21 @@ class PromptTokenizer:
 
     @functools.cached_property
     def _text_only(self) -> tuple[Any, dict[str, str], re.Pattern[str]]:
-        """Tokenizer and new names from `without_special_tokens`, and a pattern of the old names."""
+        """Tokenizer with renamed special tokens, new names by old name, and regex of old names.
+
+        The tokenizer reads the old names as plain text.
+        """
         backend, names = without_special_tokens(self._backend)
         longest_first = sorted(names, key=len, reverse=True)
         return backend, names, re.compile("|".join(map(re.escape, longest_first)) or "$.")
 
     def _encode_as_text(self, texts: Sequence[str]) -> tuple[str, Any]:
-        """Return prompt and encoding for texts that may contain names of special tokens."""
+        """Return prompt and encoding, with names of special tokens in `texts` tokenized as text.
+
+        `texts` are the texts of the prompt's columns. The encoding has the attributes `ids` and
+        `offsets`. In the returned prompt, which the offsets refer to, special tokens of the
+        literals have their new names from `_text_only`.
+        """
         backend, names, pattern = self._text_only
         if not pattern.search("".join(self.prompt.literals)):
             # The result is the same as with transformers' `split_special_tokens=True`.
@@ -407,9 +423,10 @@ class PromptTokenizer:
         ]
 
     def _cut(self, texts: list[str]) -> np.ndarray:
-        """Cut the document in `texts`, in place, so that the prompt fits, and return its token ids.
+        """Cut the document until the prompt fits `max_tokens`; return the whole prompt's token ids.
 
-        If the prompt is too long even without the document, the longest other column is cut.
+        `texts` are the texts of the columns, changed in place; the document is number `main`. If
+        the prompt is too long even without the document, the longest other column is cut, too.
         """
         while True:
             prompt, encoding = self._encode(texts)

@@ -137,9 +137,10 @@ class PromptRunner(DecoderRunner):
     ) -> list[str]:
         """Return the text that the decoder writes after each prompt, decoded greedily.
 
-        Most prompts begin with the token ids in `prefix`. An answer ends after `max_new_tokens`, or
-        when ``is_decided(text, is_complete)`` is true for the text so far. `name_row` returns the
-        name of the row with an index, for messages. Counts are added to `stats`.
+        Most prompts begin with the token ids in `prefix`. An answer ends after `max_new_tokens`, at
+        an end token, or when ``is_decided(text, is_complete)`` is true for the text so far;
+        `is_complete` says whether the answer has reached one of the other two ends. `name_row`
+        returns the name of the row with an index, for messages. Counts are added to `stats`.
         """
         from gpuclassify.classifiers.questions.generation import FreeReader
 
@@ -214,6 +215,6 @@ class AnswerRunner(PromptRunner):
     def is_decided(self, answer: str, is_complete: bool) -> bool:
         """Return whether decoding can end, because more tokens would not change any output column.
 
-        `answer` is the text decoded so far. `is_complete` says whether the decoder has ended the
-        answer.
+        `answer` is the text decoded so far. `is_complete` says whether the answer is at its end:
+        the decoder has ended it, or it has `max_new_tokens` tokens.
         """

@@ -62,10 +62,10 @@ class RowState:
 
     @classmethod
     def joined(cls, states: list[RowState]) -> RowState:
-        """Join the states of batches after one prefix to one state with all their rows, in order.
+        """Join states of batches with the same prefix to one state with all their rows, in order.
 
-        The tensors in `states` are removed one by one to save memory. A single state is returned
-        itself.
+        A state is a `RowState`, with the keys and values of its batch's tokens. These tensors are
+        removed from `states` one by one to save memory. A single state is returned itself.
         """
         if len(states) == 1:
             return states[0]
@@ -82,9 +82,9 @@ class RowState:
             self._change(lambda kept: kept.index_select(0, rows))
 
     def place(self, columns: torch.Tensor, width: int) -> None:
-        """Set the columns, int64 (rows, new), into which the next forward writes its tokens.
+        """Set the columns where the next forward stores keys and values of new tokens.
 
-        `width` is the number of columns in use after it.
+        `columns` are int64 (rows, new). `width` is the number of columns in use after it.
         """
         more = width - self.layers[0][0].shape[2]
         if more > 0:
@@ -100,8 +100,9 @@ class RowState:
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
         """Store keys and values of new tokens in a layer; return all tokens' after the prefix.
 
-        New ones are (rows, key heads, new, size), and returned ones (rows, key heads, columns,
-        size).
+        `layer` is the layer's index. New ones are (rows, key heads, new, size). Returned ones are
+        (rows, key heads, columns, size): column i has a row's token i after the prefix, and later
+        columns are padding.
         """
         if self.is_later is None:
             self.layers.append((key, value))
@@ -141,7 +142,11 @@ class RowState:
 
 
 class SingleForward(RowState):
-    """State of rows that run in one forward: keys and values of a layer are not kept after it."""
+    """State of rows that run in one forward.
+
+    A layer's keys and values are dropped when the next layer runs, because no later forward reads
+    them.
+    """
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
         """Return `key` and `value` as they are, because one forward has all tokens of its rows.
@@ -300,7 +305,9 @@ def _attend_shared(
 ) -> Pair:
     """Compute attention of all rows to the prefix, by one matrix product for all rows' queries.
 
-    `hidden` marks prefix tokens that a query does not read, bool (rows or 1, new, prefix).
+    `query` is (rows, heads, new, size); `key` and `value` are the prefix's, (1, key heads, prefix,
+    size). `hidden` marks prefix tokens that a query does not read, bool (rows or 1, new, prefix).
+    Returns output and log-sum-exp as in `attend`, to merge with attention to the rows' own tokens.
     """
     rows, heads, new, size = query.shape
     key_heads = key.shape[1]

@@ -235,7 +235,11 @@ def _propella_system() -> str:
 
 
 def _propella_answers() -> dict[str, str]:
-    """Return the template of each field in the JSON object that the model writes, by column."""
+    """Return each field's part of the JSON answer by output column, with ``{column}`` as its value.
+
+    The part of the column "propella_content_type" is
+    ``"content_type":["{propella_content_type}"]``.
+    """
     answers = {}
     for name in PROPELLA:
         key, is_list = name.removesuffix("[]"), name.endswith("[]")
@@ -291,7 +295,11 @@ class PropellaClassifier(PromptClassifier):
     }
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return each row's text, cut after 50,000 characters with a mark; None for null."""
+        """Return each row's text, cut after 50,000 characters; None for null.
+
+        A line ``<truncated_content>`` is appended to a text that is cut there. Before that, texts
+        are cut to `max_chars` characters, without such a line, unless it is None.
+        """
         texts = super().list_texts(frame, max_chars)
         return [
             text

@@ -185,7 +185,10 @@ def _section(name: str, found: Mapping[str, Any]) -> Section:
 
 
 class SpanHead(Head):
-    """Head that writes columns about spans, and filters rows by number and share of spans."""
+    """Head that converts spans to columns, and filters rows by number and share of spans.
+
+    The columns are spans, redacted text, number of spans, and share of characters in spans.
+    """
 
     report_parts = (SpanReport(),)
 
@@ -222,12 +225,16 @@ class SpanHead(Head):
                 )
 
     def values(self, outputs: Any) -> Any:
-        """Return texts with their spans, without the spans that `labels` or `min_score` exclude."""
+        """Return `SpanValues` with the spans that the settings `labels` and `min_score` select.
+
+        `outputs` are the `SpanOutputs` of a runner: the texts, and all spans found. Texts without
+        spans stay.
+        """
         kept = outputs.spans.kept(self.options.labels, self.options.min_score)
         return SpanValues(outputs.texts, kept)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns that the settings name, by column name, from texts and their spans.
+        """Return the columns that the settings name, by column name, from `SpanValues`.
 
         They are the spans, the redacted text, the number of spans, and the share of characters in
         spans.

@@ -135,7 +135,10 @@ class PatternOptions(SpanOptions):
 
 
 class PatternModel(RuleModel):
-    """Stand-in for a model. The version in `identity` changes when the rules find other spans."""
+    """Version of the rules that find addresses, in place of the model that other mappers have.
+
+    The version in `identity` changes when the rules find other spans.
+    """
 
     identity = checkpoint = Identity("rules", "2", is_directory=False)  # type: ignore[assignment]
 
@@ -164,7 +167,9 @@ class PatternRunner(RuleRunner):
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the pattern's index in `names`, and start and end (exclusive), of each span in a text.
 
-    Addresses that overlap a span of an earlier pattern in `PATTERNS` are skipped.
+    A span is an e-mail or IP address. Spans are ordered by pattern, as in `PATTERNS`, then by
+    start. A span that overlaps one of an earlier pattern is skipped; patterns not in `names` do not
+    count.
     """
     taken: list[tuple[int, int]] = []
     for name in PATTERNS:
@@ -178,7 +183,10 @@ def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int,
 
 
 class PatternHead(SpanHead):
-    """Head that writes columns about spans found by rules."""
+    """Head that converts spans found by rules to columns, and filters rows by them.
+
+    The columns are spans, redacted text, number of spans, and share of characters in spans.
+    """
 
     @property
     def labels(self) -> list[Any]:

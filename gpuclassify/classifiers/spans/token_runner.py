@@ -40,7 +40,10 @@ class TokenClassifier(PinnedModel):
 
 
 class TokenHead(SpanHead):
-    """Head that writes columns about spans found by a token classifier."""
+    """Head that converts spans found by a token classifier to columns, and filters rows by them.
+
+    The columns are spans, redacted text, number of spans, and share of characters in spans.
+    """
 
     model: TokenClassifier
 
@@ -141,7 +144,7 @@ class _WindowedTokens:
         self._firsts = np.append(0, np.cumsum(counts))  # first window of each text
 
     def parts(self, texts: Texts) -> Iterator[Predictions]:
-        """Yield the labelled spans of `texts`, all texts of the run, block by block."""
+        """Yield the labelled spans of `texts`, all texts of a `TokenRunner.run`, block by block."""
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         labelled = np.flatnonzero(self._have_labels())
@@ -162,7 +165,11 @@ class _WindowedTokens:
         return np.logical_or.reduceat(np.logical_or.reduceat(in_span, begins), self._firsts[:-1])
 
     def _spans(self, texts: list[str], indices: np.ndarray) -> Predictions:
-        """Return the labelled spans of some texts; `indices` are their indices in the run."""
+        """Return the labelled spans of a block of texts.
+
+        `indices` are the indices of these texts among all texts of the call of `TokenRunner.run`;
+        windows are looked up by them, and `text_of` of the result has them.
+        """
         encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         ids, offsets, values, counts = [], [], [], []
         for index, encoding in zip(indices.tolist(), encodings, strict=True):
@@ -182,10 +189,11 @@ class _WindowedTokens:
         return _trimmed(self._tags.group(tokens), texts, indices)
 
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Return the first token of a text that a window contains, and the outputs from there on.
+        """Return the index of the first token that any window of a text has, and merged outputs.
 
-        `index` is the text's index. For a token in two windows, the window with more context
-        counts.
+        The outputs are one row per token, from this token on. `index` is the text's index, and
+        `tokens` its number of tokens, including those not in a window. For a token in two windows,
+        the window with more context counts.
         """
         windows = range(self._firsts[index], self._firsts[index + 1])
         before, cuts_left = self._tokenizer.special_before, self._tokenizer.cuts_left
@@ -211,10 +219,10 @@ class _WindowedTokens:
         return 0, np.concatenate([row[a - start : b - start] for row, start, (a, b) in parts])
 
     def _continued(self, texts: list[str], tokens: Predictions, ids: np.ndarray) -> np.ndarray:
-        """Return which tokens continue the previous token's word, as in transformers' pipeline.
+        """Return a mask of tokens that continue the word before, as in transformers' pipeline.
 
         WordPiece marks such tokens by a prefix, which the text lacks. In other tokenizers, a word
-        begins with a space.
+        begins with a space. `ids` are the ids of `tokens`.
         """
         if getattr(self._tokenizer.backend.model, "continuing_subword_prefix", None):
             is_continued = self._token_chars[ids] != tokens.ends - tokens.starts
@@ -244,7 +252,8 @@ class _WindowedTokens:
 def _trimmed(spans: Predictions, texts: Sequence[str], indices: np.ndarray) -> Predictions:
     """Strip white space from spans, and drop blank ones: many models' tokens begin with a space.
 
-    Indices of texts in the block are replaced by `indices`, their indices in the run.
+    Indices of texts in the block are replaced by `indices`, their indices among all texts of the
+    call of `TokenRunner.run`.
     """
     starts, ends = spans.starts.copy(), spans.ends.copy()
     bounds = zip(spans.text_of.tolist(), starts.tolist(), ends.tolist(), strict=True)
