@@ -242,7 +242,10 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 
 
 def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
-    """Raise ImpossibleClusterError if `backend` is "cudf", and this machine lacks cudf or a GPU."""
+    """Raise ImpossibleClusterError if `backend` is "cudf", and this machine lacks cudf or a GPU.
+
+    `survey` lists the machine's GPUs; if it is None, they are listed here. "pandas" is accepted.
+    """
     if backend != "cudf":
         return
     lacks = "cudf is not installed"

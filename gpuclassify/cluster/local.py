@@ -191,10 +191,10 @@ def end_workers(cluster: Cluster) -> None:
 
 
 def shield_children() -> None:
-    """Block SIGINT (Ctrl-C) in this thread, and in threads and processes started from it.
+    """Block SIGINT (Ctrl-C) in the calling thread, and in threads and processes it starts later.
 
     A terminal sends Ctrl-C to all processes of a command, but the client ends its workers itself.
-    The main thread, in which Python runs signal handlers, is not changed.
+    If the calling thread is the main thread, where Python runs signal handlers, nothing is blocked.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main or not hasattr(signal, "pthread_sigmask"):

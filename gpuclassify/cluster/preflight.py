@@ -63,15 +63,19 @@ class Probe(Protocol):
         """Download missing files, such as the model's; called on one worker of each machine."""
 
     def run(self, memory_bytes: int) -> None:
-        """Try the work itself; called on every worker.
+        """Try the job's work on this worker, such as running the job's model on one short text.
 
-        `memory_bytes` is the worker's share of the host's free memory. Raises `MisfitError`, or the
-        error that stops the work.
+        It is called on every worker. `memory_bytes` is the worker's share of the host's free
+        memory, which the trial compares with the memory that the job needs. Raises `MisfitError` if
+        the worker does not fit the job, or the error that stops the trial.
         """
 
 
 class Machine(NamedTuple):
-    """Host name of a worker, and the GPU that it uses."""
+    """Host name of a worker (`host`), and UUID of the GPU that torch would use in it (`device`).
+
+    `device` is "" if the worker sees no GPU, or its torch is built without CUDA.
+    """
 
     host: str  # host name
     device: str  # UUID of the GPU that torch would use, or ""
@@ -80,8 +84,8 @@ class Machine(NamedTuple):
 class Row(NamedTuple):
     """Row in the table of PreflightError: one problem of one worker.
 
-    `worker` is the worker's address and `host` its machine. `check` says what was checked, such as
-    a package; `found` and `expected` are its actual and required state, and `cure` is advice.
+    `worker` is the worker's address and `host` its host name. `check` says what was checked, such
+    as a package; `found` and `expected` are its actual and required state, and `cure` is advice.
     """
 
     worker: str

@@ -42,7 +42,12 @@ class ProcessSettings(WorkerPlugin):
         self.sharing = sharing
 
     def setup(self, worker: Worker) -> None:
-        """Configure the worker's process, before anything is tokenized in it; called by Dask."""
+        """Set threads, memory allocation and timeouts of the process of `worker`.
+
+        Dask calls this method when the worker starts. This is before the tokenizers library reads
+        its number of threads, at its first use. A worker without a nanny (Dask's parent process of
+        a worker) gets only torch's threads and, unless it is in the scheduler's process, timeouts.
+        """
         import torch
 
         threads = self.threads or max(1, usable_cores() // self.sharing)
@@ -70,7 +75,10 @@ class TorchMemoryFraction(WorkerPlugin):
         self.fraction = fraction
 
     def setup(self, worker: Worker) -> None:
-        """Limit torch's allocator on the only GPU that the worker sees; called by Dask."""
+        """Limit torch's allocator to a fraction of the memory of the only GPU that a worker sees.
+
+        Dask calls this method when the worker starts. Raises RuntimeError if torch sees no GPU.
+        """
         import torch
 
         if not torch.cuda.is_available():

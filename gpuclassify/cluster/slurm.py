@@ -218,7 +218,11 @@ def plan_slurm(
 
 
 def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
-    """Return the number of Slurm jobs for a cluster, and the number of workers in each job."""
+    """Return the number of Slurm jobs for a cluster, and the number of workers in each job.
+
+    A job has a worker for each of its `gpus` or, if they are 0, `processes` workers (None: 1).
+    `n_workers` is the total (None: the workers of one job). ValueError if it does not fill jobs.
+    """
     one_for_each_gpu("gpus_per_job", gpus, processes=processes)
     check_count("processes", processes, may_be_none=True)
     check_count("n_workers", n_workers, may_be_none=True)
@@ -236,7 +240,8 @@ def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tupl
 def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
     """Convert arguments of LocalCUDACluster to command-line options of ``dask cuda worker``.
 
-    Arguments that are None or False are left out, and items of lists are joined by commas.
+    `settings` has the arguments by name. Arguments that are None or False are left out, True gives
+    an option without a value, and items of lists are joined by commas.
     """
     arguments = []
     for name, value in settings.items():
@@ -252,7 +257,9 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
 def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str]:
     """Return shell lines for a job's script that make workers leave before the job's end.
 
-    They set the lifetime of workers in Dask's environment variables, which dask-cuda reads, too.
+    They set the workers' lifetime, in environment variables of Dask, to `walltime` minus
+    `leave_before`: seconds or such as "2m" (None: a fifth of the walltime, at most 5 minutes).
+    Without a time limit (None or "unlimited"), the list is empty.
     """
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:

@@ -71,7 +71,11 @@ class Visible(logging.Formatter):
     context: click.Context | None = None  # names the running command
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a log record, with control characters escaped and arguments named as options."""
+        """Format a log record as text, with control characters escaped.
+
+        If a command runs, arguments of the library that the message mentions, such as
+        ``text_field=``, are replaced with the command's options, such as ``--text-field``.
+        """
         text = super().format(record)
         if self.context is not None:
             command = main.get_command(self.context, str(self.context.invoked_subcommand)) or main

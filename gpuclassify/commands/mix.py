@@ -139,9 +139,11 @@ def _refuse_plan(passed: Mapping[str, Any]) -> None:
 def _counted(
     settings: JobSettings, mixture: MixSettings, find: Callable[[Any, Any], Result]
 ) -> Result:
-    """Return ``find(frame, compute)`` for the input's Dask frame.
+    """Open the input as a Dask frame, and return ``find(frame, compute)``, which counts tokens.
 
-    `compute` runs Dask objects on the settings' cluster, or here if the input is small.
+    The frame has the columns that `mixture` reads, and `mixture` checks them first. The function
+    ``compute(tasks)`` yields the results of delayed tasks, which run on the settings' cluster or,
+    if the input is small, in this process.
     """
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.left_out import left_out_logged
@@ -163,7 +165,7 @@ def _counted(
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the file of --weights, a YAML list of dicts."""
+    """Read the file of --weights, a YAML list of dicts such as ``{topic: News, weight: 0.2}``."""
     import yaml  # type: ignore[import-untyped]
 
     example = "a list such as - {topic: News, weight: 0.2}"

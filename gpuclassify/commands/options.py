@@ -207,7 +207,11 @@ def option_of(
 
 
 def _help(target: object, name: str, is_many: bool) -> str:
-    """Return an option's help: its argument's first sentence, and a sentence on the default."""
+    """Return the help of the option for the argument `name` of `target`, a class or function.
+
+    The help is the first sentence of the argument's documentation, followed by "; repeatable" if
+    `is_many`, and the sentence that begins with "Default:", if there is one.
+    """
     explained = explanations(*getattr(target, "__mro__", [target]))[name].partition(": ")[2]
     first, *others = re.split(r"(?<=\.) (?=[A-Z\"])", explained)
     first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python code can pass
@@ -309,10 +313,11 @@ def classifier_options() -> dict[str, GroupedOption]:
 
 
 def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
-    """Make the option of a classifier's setting.
+    """Make the option for the field `declared` of a classifier's class of settings, `options`.
 
-    Unless the field's metadata has ``is_shared``, the option is shared by all classifiers only if
-    it is a flag, an integer or a choice.
+    If ``is_shared`` in the field's metadata is True, the option's value applies to all classifiers
+    of a command; if False, it may begin with the name of one, as in ``domain:Games``. Without this
+    key, flags, integers and choices are shared.
     """
     kinds = kinds_of(_hints(options)[declared.name])
     is_plain = kinds in ((bool,), (int,)) or get_origin(kinds[0]) is Literal
@@ -496,10 +501,11 @@ def _values_for(
     names: Sequence[Any],
     meant: Sequence[Any] | None = None,
 ) -> list[str]:
-    """Select the values of an option for the classifier `family`, without prefixes as in "domain:".
+    """Select an option's values for the classifier named `family`; prefixes (domain:) are removed.
 
-    A value without prefix is for the only classifier in `meant`, by default `names`, which are all
-    classifiers of the command.
+    `names` are the names of all classifiers of the command, and `meant` are those that accept the
+    option (None: all). A value without a prefix is for the only name in `meant`; if there are
+    several, ValueError is raised. `option` is the option's name for the message.
     """
     meant = names if meant is None else meant
     own = []
@@ -519,10 +525,11 @@ def _values_for(
 
 
 def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) -> dict[str, Any]:
-    """Return the settings of one classifier by name, from a command's options.
+    """Return the settings of the classifier named `family`, from the values of a command's options.
 
-    A shared option is for all classifiers that have the setting. If none has it, all get it, so
-    that they refuse it.
+    `names` are the names of all classifiers of the command. A shared option applies to each of them
+    that accepts a setting of the option's name. If none does, all get it, so that they raise an
+    error. Options that were not passed are left out.
     """
     arguments: dict[str, Any] = {}
     settings = [_settings_of(name) for name in names]
@@ -541,9 +548,10 @@ def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) ->
 
 
 def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
-    """Return the type hint and form ("LABEL=TEXT", or "") of each setting of a classifier.
+    """Map each setting of the classifier named `family` to its type hint and its option's form.
 
-    Returns {} for an unknown classifier, which fails later.
+    The form says how to write the option's value, such as "LABEL=TEXT"; it is "" for plain values.
+    Returns {} for an unknown name, because an error is raised later, when the classifier is made.
     """
     with contextlib.suppress(ValueError):
         options = find_family(family).Options
@@ -553,10 +561,11 @@ def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
 
 
 def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any:
-    """Convert the texts passed for an option to a setting's value; None if there are none.
+    """Convert the texts passed for an option to a setting of the type hint `hint`.
 
-    With a `form`, such as "LABEL=TEXT", each text is a pair; a setting that may also be a list
-    takes texts without "=", too.
+    None if there are no texts. With a `form`, such as "LABEL=TEXT", they become a dict, or a list
+    if none has "=" and `hint` allows a list. Else `hint` decides: a list, a dict of numbers (from
+    LABEL=NUMBER), or one number or text; several texts for one value raise ValueError.
     """
     if not texts:
         return None

@@ -156,9 +156,11 @@ def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
 def _print_table(
     table: pa.Table, chain: Chain, mappers: list[TextMapper], fields: Sequence[str], rows: int
 ) -> None:
-    """Print the texts of each row, and the columns that the classifiers `mappers` add.
+    """Print the texts of the rows in `table`, and the first few columns that `chain` added.
 
-    `fields` are further columns to show, and `rows` is the number of rows that were read.
+    `table` is the result of `chain`, the pipeline of the classifiers `mappers` and other stages.
+    `rows` is the number of rows that were read, before filters dropped some. `fields` are names of
+    input columns to show, too.
     """
     import pyarrow as pa
     from rich.table import Table
@@ -207,7 +209,10 @@ def _print_table(
 
 
 def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
-    """Map each text column to its columns of spans, which are labelled character ranges."""
+    """Map each text column to the columns of spans that the classifiers `mappers` add for it.
+
+    A span is a labelled range of characters.
+    """
     from gpuclassify.classifiers.spans.spans import SPANS
 
     columns: dict[str, list[str]] = {}
@@ -219,7 +224,11 @@ def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
 
 
 def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -> list[Any]:
-    """Return a cell per row: its text, with the spans in `columns` coloured by label."""
+    """Return a ``rich.text.Text`` per row of `table`: its text, with spans coloured by label.
+
+    `text` names the column of texts, and `columns` the columns that list their spans. Texts are cut
+    after `most_chars` characters; a missing text becomes "null".
+    """
     from rich.text import Text
 
     rows = table.select([text, *columns]).to_pylist()

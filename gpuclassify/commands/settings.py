@@ -53,8 +53,8 @@ SAFE_OPTIONS = {
 class JobSettings(Declared):
     """Settings of a job, each with its option on the command line and its key in YAML files.
 
-    Raises TypeError if a value has a wrong type, and ValueError if it is out of range or is a
-    token.
+    Raises TypeError if a value has a wrong type, and ValueError if it is out of range, or if
+    `classifiers` include an access token of the Hugging Face Hub, because settings are saved.
     """
 
     input: list[str] = setting(
@@ -173,7 +173,11 @@ class JobSettings(Declared):
     # fmt: on
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other, or include a token."""
+        """Raise TypeError or ValueError if settings contradict each other, or one is not allowed.
+
+        Not allowed are sizes that are invalid, and an access token of the Hugging Face Hub in
+        `classifiers`, because settings are shown and saved.
+        """
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
                 raise ValueError(

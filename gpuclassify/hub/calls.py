@@ -222,7 +222,11 @@ def _read_status(err: BaseException) -> tuple[int | None, str]:
 
 
 def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
-    """Return a `HubBusyError` if a retry may get an answer, else a `HubUnreachableError`."""
+    """Return a `HubBusyError` if a retry may get an answer, else a plain `HubUnreachableError`.
+
+    `text` is its message. A retry may help if `err`, the failed call's error, is a connection error
+    or has a status in `BUSY_STATUSES`; the result then has the status and the requested wait.
+    """
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 

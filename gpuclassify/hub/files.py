@@ -507,10 +507,10 @@ def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str]
 
 
 def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
-    """Return a Hub model's cached snapshot if the Hub does not answer, else None.
+    """Return the path of a Hub model's cached snapshot if the Hub does not answer, else None.
 
-    The Hub is not asked if the cache has a listing of the model's files. Raises HubUnreachableError
-    if the snapshot lacks weights.
+    If the cache has a listing of the model's files, returns None without asking the Hub. Raises
+    HubUnreachableError if the Hub does not answer, and the snapshot is missing or lacks weights.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.file_download import repo_folder_name

@@ -207,9 +207,11 @@ def _is_own(folder: Path) -> bool:
 
 
 def _commit(directory: Path, folder: Path) -> None:
-    """Commit a save by moving the old ``config.json`` into its hidden `folder`.
+    """Commit a save: move the old ``config.json`` of `directory` into the save's hidden `folder`.
 
-    Other saves are finished first.
+    The moved file (or an empty file if there was none) marks the new files in `folder` as complete:
+    if this process ends, another one moves them to `directory`. Before, this function finishes
+    earlier saves of this user that were committed, but interrupted.
     """
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -221,9 +223,10 @@ def _commit(directory: Path, folder: Path) -> None:
 
 
 def _move_files(folder: Path) -> None:
-    """Move the files of a complete save to the model directory, and remove its hidden folder.
+    """Move a committed save's files from the hidden `folder` to its parent, the model directory.
 
-    Several processes may do so at once.
+    Committed means that all files are written, and the old ``config.json`` is in `folder`, which is
+    removed in the end. Several processes may call this function at once.
     """
     try:
         targets = _targets(folder)
