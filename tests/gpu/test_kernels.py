@@ -14,8 +14,9 @@ from gpuclassify import hub
 from gpuclassify.inference.device import holding
 from gpuclassify.inference.engine import run
 from gpuclassify.inference.loaded_model import load_model
+from gpuclassify.inference.packed import fused_attention
 from gpuclassify.inference.packed.disentangled import fast_encoder
-from gpuclassify.inference.packed.fused_attention import FusedAttention, _compiled
+from gpuclassify.inference.packed.fused_attention import KERNELS, FusedAttention, _compiled
 from gpuclassify.inference.packed.packed_layers import varlen_attn
 from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.settings.options import ModelOptions
@@ -116,6 +117,23 @@ def test_debertas_attention_is_one_kernel_for_batches_of_any_size(load, dtype):
         assert np.sqrt(np.mean((fused - right) ** 2)) <= np.sqrt(np.mean((same - right) ** 2))
     assert sum(_compiled.cache_info()[:2]) > sum(calls[:2])  # it ran: by hits and misses
     assert counters["stats"]["unique_graphs"] - compiled <= 2
+
+
+@pytest.mark.parametrize("kernel", [one for one in KERNELS[2] if one.is_own], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_debertas_own_kernel_is_as_near_to_float32_as_the_other(load, dtype, kernel, monkeypatch):
+    exact, model = load("deberta-v2", torch.float32), load("deberta-v2", dtype)
+    fast_encoder(model.module).attention_type = FusedAttention
+    ids = np.random.default_rng(0).integers(len(model.tokenizer), size=sum(LENGTHS))
+    tokens = TokenBatch(ids.astype(np.int32), np.cumsum([0, *LENGTHS]))
+    right = run(exact, "exact", [tokens], options(engine="reference"), RunStats())
+    errors = []
+    for one in (kernel, KERNELS[2][0]):
+        monkeypatch.setitem(fused_attention.KERNELS, 2, (one,))
+        monkeypatch.setattr(fused_attention, "_kernels", {})
+        found = run(model, str(one), [tokens], options(engine="packed"), RunStats())
+        errors.append(np.sqrt(np.mean((np.asarray(found) - np.asarray(right)) ** 2)))
+    assert errors[0] <= 1.2 * errors[1]
 
 
 def test_the_log_says_whether_attention_is_fused(load, caplog):

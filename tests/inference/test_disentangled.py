@@ -511,7 +511,7 @@ class Gpu:
     name, total_bytes = "NVIDIA H100", 80 * 2**30
 
 
-@pytest.mark.parametrize("fastest", [KERNELS[2][1], None])
+@pytest.mark.parametrize("fastest", [KERNELS[2][1], KERNELS[2][-1], None])
 def test_the_fastest_kernel_of_a_gpu_is_kept(monkeypatch, tmp_path, fastest):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fused_attention, "CudaMemory", lambda device: Gpu)
@@ -530,3 +530,6 @@ def test_the_fastest_kernel_of_a_gpu_is_kept(monkeypatch, tmp_path, fastest):
     assert found == [fastest] * 3
     known = () if fastest is None else (fastest,)
     assert calls == [(KERNELS[2], False), (KERNELS[2], False), (known, True)]
+    monkeypatch.setitem(KERNELS, 2, KERNELS[2][:1])  # a release with other candidates
+    fused_attention._fastest_kernel(None, key)
+    assert calls[-1] == (KERNELS[2], False)

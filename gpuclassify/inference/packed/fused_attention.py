@@ -67,7 +67,7 @@ class Kernel(NamedTuple):
         return {name: value for name, value in zip(names, self, strict=False) if value}
 
 
-# Candidate kernels by item size in bytes. They do not spill registers on sm_80 to sm_90, where
+# Candidate kernels by item size in bytes. They hardly spill registers on sm_80 to sm_90, where
 # torch's choice spills thousands of bytes, and fit these GPUs' minimum of 99 KB shared memory. On
 # an H200, three other kernels in 16 bits were slower and took 1 to 2 seconds each to compile.
 KERNELS = {
@@ -268,10 +268,8 @@ class FusedAttention(DisentangledAttention):
     """DeBERTa's attention by one kernel for all texts of a batch at once.
 
     The kernel is torch's flex_attention, or `deberta_kernel` if that was measured to be faster.
-
-    `layout` says where each text's tokens are, and `positions` has the table index of each distance
-    between two tokens. Tokens are padded to whole blocks, so that one compilation serves batches of
-    every size. Pairs of blocks without a common text are skipped.
+    Tokens are padded to whole blocks, so that one compilation serves batches of every size. Pairs
+    of blocks without a common text are skipped.
     """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
