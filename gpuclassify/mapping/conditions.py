@@ -95,9 +95,11 @@ class Condition:
             raise ValueError(str(err)) from err
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
-        """Evaluate each term for every row of the table.
+        """Evaluate each term of the condition for every row of the table.
 
-        Returns a boolean array of the table's length by term, as in `terms`; null means unknown.
+        Terms are the operands of the top-level "and", so that a row meets the condition if all of
+        them are true. Returns a boolean array of the table's length for each term, by the term's
+        text in `terms`; null means unknown.
         """
         columns = {name: _plain(table[name]) for name in self.columns}
         for name, column in columns.items():  # a column with only nulls is read as text
@@ -377,7 +379,8 @@ def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Valu
 def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> Value:
     """Apply the arithmetic operator `op` to operands; `parts` maps their syntax trees to values.
 
-    Raises OverflowError that names the first row whose result is too large.
+    Raises OverflowError that names the first row whose result is too large. `node` is the syntax
+    tree of the whole calculation, for the message.
     """
 
     def calculate(*values: Value) -> Value:
@@ -406,7 +409,11 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
 
 
 def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
-    """Find by bisection the first of `end` rows where `calculate` raises ArrowInvalid."""
+    """Find by bisection the first row where a calculation fails, and return the row's index.
+
+    ``calculate(*values)`` has raised ArrowInvalid. It is called again with the arrays in `values`
+    sliced to fewer of their `end` rows, and with constants unchanged.
+    """
     first = 0
     while end - first > 1:
         middle = (first + end) // 2
@@ -420,7 +427,11 @@ def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int)
 
 
 def _alike(*values: Value) -> tuple[Value, ...]:
-    """Convert numbers to one type; constants are rounded to float32 if all columns are float32."""
+    """Convert arrays and constants of numbers to one type, to calculate or compare with them.
+
+    With a float, all become float64, or float32 if all arrays are float32 and its range holds the
+    constants. Without one, integers stay, and integers with decimals become decimals.
+    """
     if any(pa.types.is_floating(value.type) for value in values):
         arrays = {value.type for value in values if isinstance(value, pa.Array)}
         numbers = [value.as_py() or 0 for value in values if isinstance(value, pa.Scalar)]

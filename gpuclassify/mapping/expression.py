@@ -67,7 +67,10 @@ class RowMap(MapPartitions):
         return None
 
     def _joined(self, parent: RowMap) -> Expr | None:
-        """Return one expression for this mapper and `parent`; None if joining saves nothing."""
+        """Return one expression for this mapper and the next one, `parent`, which reads its result.
+
+        Returns None if joining saves nothing.
+        """
         chain, frame = parent.mapper.after(self.mapper), new_collection(self.frame)
         if chain is None:
             return None
@@ -84,7 +87,8 @@ class RowMap(MapPartitions):
     def _narrowed(self, parent: Expr, dependents: Dependents) -> Expr | None:
         """Return `parent`, a column selection or index, over a mapper that computes fewer columns.
 
-        All `dependents` share this mapper, so that no row is scored twice.
+        It computes the columns that any of `dependents`, the expressions that read this one, needs:
+        they share one mapper, so that no row is scored twice. None if all columns are needed.
         """
         asked = determine_column_projection(self, parent, dependents)
         asked = set(asked if isinstance(asked, list) else [asked])

@@ -146,8 +146,9 @@ class Head(ABC):
     ) -> TextOutcomes:
         """Collect each text's passed filters, label and certainty, for a job's report.
 
-        Arguments are the results of `values`, `passes` (None without filters), and the column of
-        labels (None if there is none).
+        `texts` are the distinct texts, and `values` the result of the method `values` for them.
+        `passed` has the masks that `passes` returns, for all heads together; None without filters.
+        `labels` is the column of labels; None if there is none.
         """
         return TextOutcomes(texts, passed, labels, self.certainties(values))
 

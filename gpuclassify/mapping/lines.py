@@ -62,10 +62,11 @@ class LineOutputs(Outputs):
     lines: TextLines = field(kw_only=True)
 
     def by_line(self, head: Head) -> np.ndarray:
-        """Return activated outputs, such as probabilities, float32 (lines run, outputs).
+        """Return activated outputs, such as probabilities, for every line of every text.
 
-        `head` activates the outputs, and selects the output columns. Rows are in the order of the
-        lines in the texts; repeated lines have equal rows.
+        The array is float32 (lines, outputs), with rows in the order of the lines in the texts.
+        Repeats are included, and blank lines are not; a text of only blank lines has one row.
+        `head` activates the outputs, and selects the output columns.
         """
         return super().by_text(head.activate, head.outputs)[self.lines.positions]
 
@@ -75,7 +76,8 @@ class LineOutputs(Outputs):
         """Return one row of outputs per text, float32 (texts, outputs), aggregated over its lines.
 
         `activate` converts raw outputs, such as logits, to numbers that can be averaged. `outputs`
-        selects the output columns. The setting `window_aggregation` selects the aggregation.
+        selects the output columns. The setting `window_aggregation` selects the aggregation, by
+        default the mean.
         """
         lines, values = self.lines, super().by_text(activate, outputs)[self.lines.positions]
         if self.aggregation == "first":

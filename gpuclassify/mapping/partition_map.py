@@ -281,10 +281,10 @@ def map_partition(
 
 
 class RowWiseMap(PartitionMap):
-    """Base class of mappers whose new columns depend only on the same row. They drop no rows.
+    """Base class of mappers whose new columns depend only on the same row.
 
-    Mappers with the same class and settings are equal. Subclasses with filters override
-    `drops_rows`.
+    By default they drop no rows; subclasses that may drop rows override `drops_rows`. Mappers with
+    the same class and settings are equal.
     """
 
     def __eq__(self, other: object) -> bool:

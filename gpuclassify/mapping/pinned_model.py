@@ -94,7 +94,11 @@ class PinnedModel:
 
     @property
     def is_described(self) -> bool:
-        """Whether the checkpoint's description has been read."""
+        """Whether the checkpoint's description is in memory, so that `checkpoint` reads no file.
+
+        The description is made from ``config.json`` and similar files, by this object or before it
+        was pickled.
+        """
         return self._checkpoint is not None
 
     @property
@@ -137,8 +141,10 @@ class PinnedModel:
     def pairing(self) -> tuple[Any, str] | None:
         """Query and truncation strategy for pairs of texts; None if the mapper reads single texts.
 
-        The query is the first text of all pairs, with the model's prompt before it. It is None if
-        two columns make the pairs, and a tuple if each text is paired with several second texts.
+        The query is the first text of all pairs, with the model's prompt before it; None if two
+        columns make the pairs. For zero-shot classification, a tuple of second texts, such as
+        hypotheses, takes its place: each text is paired with each of them. Strategies, such as
+        "only_second", are named as in transformers.
         """
         pairing = self.options.pairing
         if pairing is None or not isinstance(pairing[0], str):

@@ -77,8 +77,9 @@ class Outputs:
     ) -> np.ndarray:
         """Return one row of activated outputs per text, float32 (texts, outputs).
 
-        `activate` converts raw outputs, such as logits, to numbers that can be averaged over the
-        windows of a text. `outputs` selects the output columns.
+        `activate` converts raw outputs, such as logits, to numbers that can be averaged. These are
+        combined over a text's windows as the attribute `aggregation` says: by mean, maximum, or
+        mean weighted by tokens. `outputs` selects the output columns.
         """
         values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:

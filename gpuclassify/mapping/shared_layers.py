@@ -60,9 +60,11 @@ class _SharedOutputs:
     def run_windows(
         self, runner: EncoderRunner, model: LoadedModel, source: TokenSource, stats: RunStats
     ) -> tuple[TokenStream, np.ndarray]:
-        """Compute outputs like `runners.run_windows`, except outputs that are cached for `model`.
+        """Return the windows (token sequences) of texts, and outputs, a row per distinct window.
 
-        Models of later mappers with equal leading layers run, too, and their outputs are cached.
+        `source` tokenizes the texts. Outputs of `model` that an earlier call has cached are not
+        computed again. Else, models of later mappers whose first layers equal those of `model` run
+        with it, and their outputs are cached. Counts and times are added to `stats`.
         """
         from gpuclassify.inference import engine
         from gpuclassify.inference.leading_layers import ModelsInStep
@@ -99,9 +101,10 @@ class _SharedOutputs:
     def _followers(
         self, runner: EncoderRunner, model: LoadedModel, leases: contextlib.ExitStack
     ) -> Iterator[tuple[Hashable, Follower]]:
-        """Yield `run_key` and model of later mappers that share leading layers with `model`.
+        """Yield (`run_key`, model) of later mappers whose models share leading layers with `model`.
 
-        The models stay loaded until `leases` is closed.
+        Later mappers are those after the mapper of `runner`, which runs `model`. Their models stay
+        loaded until `leases` is closed.
         """
         from gpuclassify.inference.leading_layers import Follower
 
@@ -157,7 +160,7 @@ def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
 
 
 def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
-    """Return whether both read texts in the same way, with models of equal size and dtype."""
+    """Return whether both runners read texts alike, with models of equal size and dtype."""
     ours, theirs = (
         (
             type(runner),
@@ -176,9 +179,11 @@ def _lease_follower(
     first: LoadedModel,
     leases: contextlib.ExitStack,
 ) -> tuple[Any, Shared]:
-    """Load the encoder's model, and count the leading layers that it shares with `first`.
+    """Load the model of `encoder`, and return it with the number of layers shared with `first`.
 
-    If there are any, the model stays loaded until `leases` is closed. It is None if not loaded.
+    `first` is the loaded model of `leader`. If leading layers are shared, the model of `encoder`
+    stays loaded until `leases` is closed. It is None, and nothing is shared, if it was not loaded,
+    because memory is short or an earlier call found no shared layers.
     """
     from gpuclassify.inference.leading_layers import NOTHING, shared_layers
     from gpuclassify.inference.memory import free_bytes

@@ -173,9 +173,9 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return (DeclaredColumns(*parts, declared=self.new_columns, compute=self.columns),)
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return the heads (converters of outputs to columns) of a class without `new_columns`.
+        """Return the heads, which convert outputs to columns; by default, one of type `head_type`.
 
-        Subclasses may override it.
+        Subclasses may override it. It is not called for a class that declares `new_columns`.
         """
         return (self.head_type(type(self).__qualname__, self.options, self.model),)
 
@@ -509,9 +509,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], Any, dict[str, np.ndarray] | None, TextOutcomes | None]:
-        """Return columns, (windows, share read), masks by filter, and outcomes of distinct texts.
+        """Return columns, (windows, share of tokens read), filter masks and outcomes for `texts`.
 
-        Masks are None without filters, and outcomes None outside of a job.
+        All have a value for each of the distinct `texts`. Masks, by filter, are true for texts that
+        pass; None without filters. Outcomes (filters passed, label, certainty) are for a job's
+        report; None outside of a job. `name_text` returns a text's name for messages by its index.
         """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())

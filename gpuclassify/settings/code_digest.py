@@ -149,7 +149,11 @@ class _Digest:
         return _object_parts(value)
 
     def _is_name_enough(self, value: Any) -> bool:
-        """Return whether a function or class is installed, found by its name, and not `in_full`."""
+        """Return whether a function or class is digested by its name alone, instead of its code.
+
+        True if it is installed, can be found by its name, and has none of the prefixes `in_full`,
+        which are names of installed code to digest by content.
+        """
         home, name = str(value.__module__), value.__qualname__
         if not _is_installed(home) or f"{home}.{name}.".startswith(self._in_full):
             return False
@@ -158,9 +162,11 @@ class _Digest:
 
 
 def _names_in_full(value: Any) -> Iterator[str]:
-    """Yield names, with a dot at the end, of code to digest by content even if it is installed.
+    """Yield prefixes of names, such as ``module.Class.``, of code to digest in full for `value`.
 
-    It is a function itself, or an object's class and base classes of the same package.
+    They match installed code, otherwise digested by name: a function or class `value`, or an
+    object's class; for a class, also its members and its base classes in the same package. The dot
+    excludes longer names. Classes of this package and of array libraries are left out.
     """
     if isinstance(value, functools.partial):
         yield from _names_in_full(value.func)
@@ -237,7 +243,9 @@ def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
 def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
     """Yield (name, use) for names in a code object and in the code objects nested in it.
 
-    A use is "named" (attribute or global), "read" (global), "imported" or "written" (outer name).
+    Each attribute, global and import is "named". In addition, a global that is read is "read", a
+    module that is imported "imported", and a name of an outer scope that is assigned (``global``,
+    ``nonlocal``) "written".
     """
     steps = _steps(code)
     yield from ((name, "named") for name in code.co_names if name not in _SOURCE_NAMES)
@@ -267,7 +275,11 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
-    """Return bytecode instructions without ``EXTENDED_ARG`` and stores of line numbers."""
+    """Return bytecode instructions, without ``EXTENDED_ARG`` and assignments to names in `_LINES`.
+
+    Class bodies assign these names since Python 3.13, such as ``__firstlineno__``, the class's line
+    number, which changes when code moves.
+    """
     # An extension is part of the argument of the next instruction.
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     stores = {at for at, s in enumerate(steps) if s.opname == "STORE_NAME" and s.argval in _LINES}

@@ -41,14 +41,16 @@ def setting(
     Parameters
     ----------
     default, factory
-        ``default`` and ``default_factory`` of `dataclasses.field`. Without them, it is required.
+        ``default`` and ``default_factory`` of `dataclasses.field`. Without them, the setting is
+        required.
     kw_only : bool
         The setting must be passed by name.
     what : str, optional
-        Description of allowed values, for errors about a value of a wrong type, or about a text if
-        `least` is passed, too.
+        Description of allowed values, for the TypeError about a value of a wrong type or a text
+        shorter than `least`. Not used for numbers, booleans and choices. None: a standard
+        description for texts, and no check of values of other types, such as dicts.
     least : float, optional
-        Minimum of a number, or minimum length of a text. Default: 1.
+        Minimum of an integer, or minimum length of a text. None: 1, or 0 for a text with `what`.
     is_share : bool
         The setting is a number from 0 to 1.
     is_tuple : bool

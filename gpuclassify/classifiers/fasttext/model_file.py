@@ -96,7 +96,10 @@ class _Reader:
         return FastTextFile(*self.model, labels, self.size_bytes)
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
-        """Skip the dictionary's `words` entries, and return the `count` labels after them."""
+        """Skip the dictionary's entries for words, and return the `count` labels after them.
+
+        `words` is the number of these entries.
+        """
         data, start, labels = b"", 0, []
         for entry in range(words + count):
             end = data.find(b"\0", start)
@@ -136,7 +139,11 @@ class _Reader:
             self._skip_codes(block, rows, 1)
 
     def _skip_codes(self, block: str, code_bytes: int, columns: int) -> int:
-        """Skip a quantized matrix and its quantizer; return the number of codes per row."""
+        """Skip the codes and quantizer of a quantized matrix; return the number of codes per row.
+
+        `code_bytes` is the size of all codes, and `columns` the number of the matrix's columns
+        before it was quantized. `block` names the matrix in error messages.
+        """
         self._skip(max(code_bytes, 0), block)
         dim, parts, part, last = self._numbers("4i", block)
         if dim != columns or part < 1 or (parts, last) != (-(-dim // part), dim % part or part):

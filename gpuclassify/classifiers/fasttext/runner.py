@@ -157,7 +157,11 @@ class FastTextRunner(Runner):
         check_library()
 
     def _lines(self, texts: list[str], words: TokenWords | None) -> list[str]:
-        """Return texts prepared as in training, each as a single line for the library."""
+        """Return texts prepared as in training, each as a single line for the library.
+
+        `words` converts texts to tokens separated by spaces. None is for models that are not
+        trained on tokens: texts are prepared as the setting `preprocess` says, or not at all.
+        """
         if words is not None:
             texts = words(texts)
         elif self.options.preprocess == "dclm":
@@ -277,11 +281,12 @@ class LineRecords:
 
     @classmethod
     def of(cls, outputs: LineOutputs, scores: np.ndarray) -> LineRecords:
-        """Aggregate predictions for lines to records of texts.
+        """Aggregate predictions for lines to each text's label, its probability and label shares.
 
-        `outputs` has a record for each distinct line, and the order of the lines in the texts.
-        `scores` are the probabilities of the label in `score_label` for the distinct lines, float32
-        (lines,), or empty.
+        Lines are weighted by their characters. `outputs` has a record for each distinct line, with
+        the fields ``label`` (an id) and ``probability``, and the order of the lines in the texts.
+        `scores` are the probabilities of the label in the setting `score_label` for the distinct
+        lines, float32 (lines,); empty without that setting.
         """
         lines, found = outputs.lines, outputs.values[outputs.lines.positions]
         texts = np.repeat(np.arange(len(lines.counts)), lines.counts)
@@ -450,9 +455,10 @@ class FastTextHead(LabelHead):
             self.check_labels(self.options.score_label)
 
     def _scores(self, values: Any) -> np.ndarray:
-        """Return the probability of `score_label` for each text; empty without `score_label`.
+        """Return the probability of `score_label` for each text or line; empty if it is None.
 
-        It is 0 if the library does not return that label, and NaN for a text without any label.
+        It is 0 if the library does not return that label, and NaN without any label. `values` has a
+        record of label ids and probabilities for each text or line.
         """
         if isinstance(values, LineRecords):
             return values.scores
@@ -464,9 +470,10 @@ class FastTextHead(LabelHead):
 
 
 class LanguageHead(FastTextHead):
-    """Head whose labels are languages: the labels of a fastText model without ``__label__``.
+    """Head whose labels are languages: a fastText model's labels after the prefix ``__label__``.
 
-    Languages are codes of ISO 639-1, or of ISO 639-3 with a script (deu_Latn).
+    A head converts a model's outputs to columns; this one removes the prefix. Languages are codes
+    of ISO 639-1, or of ISO 639-3 with a script (deu_Latn).
     """
 
     def labels_of(self, file: Checkpoint) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ def _repeated_chars(pieces: list[list[str]]) -> list[int]:
 def _ngrams(
     words: Tokens, sizes: Sequence[int], separator: str
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield n, the indices of first words, and the hashes of all n-grams of words, by size n.
+    """Yield n, the indices of first words and the hashes of n-grams of words, for n in `sizes`.
 
     A hash is of the text's index and the words joined by `separator`. Sizes are at least 2.
     """
@@ -202,9 +202,10 @@ def _ngrams(
 
 
 def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
-    """Yield the characters in all occurrences of each text's most frequent n-gram, by n in `TOP`.
+    """Yield each text's number of characters in its most frequent n-gram of words, by n in `TOP`.
 
-    The first of equally frequent n-grams counts. Spaces between words are characters, too.
+    It is the n-gram's length, with spaces, times its occurrences, even if these overlap, as int64
+    (texts,). If several n-grams are equally frequent, the first one counts.
     """
     ends, text_of = running_sum(words.column("length") + 1), words.text_of
     wide = len(text_of) + 1
@@ -224,7 +225,8 @@ def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
 def _duplicate_chars(words: Tokens) -> Iterator[list[int]]:
     """Yield each text's number of characters in repeated n-grams of words, by n in `DUPLICATE`.
 
-    No word counts twice: after a repeated n-gram, reading goes on behind it. Spaces are ignored.
+    An n-gram's first occurrence does not count. No word counts twice: after a repeated n-gram,
+    reading goes on behind it. Spaces are ignored.
     """
     offsets, text_of = running_sum(words.column("length")), words.text_of
     joined: dict[int, str] = {}

@@ -179,13 +179,20 @@ class SignalOptions(TextOptions):
 
 
 class SignalModel(RuleModel):
-    """Stand-in for a model. The version in `identity` changes when the rules give other numbers."""
+    """Stand-in for a model, because signals (statistics of texts) are computed by rules.
+
+    The version in `identity` changes when the rules give other numbers.
+    """
 
     identity = checkpoint = Identity("signals", "1", is_directory=False)  # type: ignore[assignment]
 
 
 class SignalRunner(RuleRunner):
-    """Runner that computes signals on the CPU; outputs are float64 (texts, signals)."""
+    """Runner that computes statistics of texts, such as the share of repeated lines, on the CPU.
+
+    A runner computes a mapper's outputs for texts. Here they are float64 (texts, signals), with a
+    column for each selected statistic (signal), in the order of the setting `signals`.
+    """
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -200,7 +207,7 @@ class SignalRunner(RuleRunner):
             )
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute the signals of distinct texts; outputs are float64 (texts, signals).
+        """Compute the signals (statistics) of distinct texts; outputs are float64 (texts, signals).
 
         The number of texts is added to `stats`. `name_text` is not used.
         """
@@ -222,7 +229,8 @@ class SignalRunner(RuleRunner):
     def lease(self, device: object, dtype: object) -> contextlib.AbstractContextManager[Splitter]:
         """Return a context manager that yields a `Splitter`, which stays in memory for later runs.
 
-        Raises ModuleNotFoundError if spaCy is not installed. `device` and `dtype` are not used.
+        It splits texts into words and sentences. Raises ModuleNotFoundError if spaCy is not
+        installed. `device` and `dtype` are not used.
         """
         from gpuclassify.inference.residency import MODELS
 
@@ -232,7 +240,10 @@ class SignalRunner(RuleRunner):
 
 
 class SignalHead(Head):
-    """Head that writes a column for each signal."""
+    """Head that writes a column for each signal, a statistic of the text.
+
+    A head converts a runner's outputs to the new columns of a mapper.
+    """
 
     def fields(self) -> list[pa.Field]:
         """Return an Arrow field for each signal, named with the prefix in the settings."""

@@ -166,9 +166,10 @@ class Splitter:
         return 1 + np.bincount(line_of[1:][begins], minlength=len(lines))
 
     def _tokens(self, texts: Sequence[str], pieces: list[list[str]]) -> Tokens:
-        """Return the tokens of texts, whose chunks are `pieces`.
+        """Return spaCy's tokens of texts.
 
-        Chunks of a text that must be split as a whole are replaced by the text, in place.
+        `pieces` has a list of each text's chunks, usually strings between white space. If a text
+        must be split as a whole, it replaces its chunks in `pieces`.
         """
         if self._chars > _MOST_CHARS:
             self.forget()
@@ -186,9 +187,10 @@ class Splitter:
         return Tokens(ids, totals[ends], self._table, self._names)
 
     def _look_up(self, pieces: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of all texts' chunks, and the offsets of the texts among them.
+        """Return the chunks' indices in the splitter's memory, and each text's offset among them.
 
-        New chunks are split and remembered.
+        `pieces` has a list of each text's chunks, usually strings between white space. Indices of
+        all texts are concatenated; offsets are (texts + 1,). New chunks are split and remembered.
         """
         flat = [*chain.from_iterable(pieces)]
         if new := [chunk for chunk in dict.fromkeys(flat) if chunk not in self._chunks]:
@@ -197,9 +199,11 @@ class Splitter:
         return chunks, running_sum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
     def _joined(self, chunks: np.ndarray, ends: np.ndarray) -> list[int]:
-        """Return the indices of texts where a pattern may match tokens of two adjacent chunks.
+        """Return the indices of texts where a spaCy rule may match tokens of two adjacent chunks.
 
-        The arguments are the results of `_look_up`.
+        These rules are for abbreviations and emoticons of several tokens. `chunks` has the index,
+        in the splitter's memory, of each chunk (string between white space) of all texts. `ends`
+        has the texts' offsets in it, (texts + 1,).
         """
         text_of = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         is_edge = self._is_before[chunks[:-1]] & self._is_after[chunks[1:]]
@@ -217,9 +221,10 @@ class Splitter:
         return [self._names[token] for token in self._flat[start:stop]]
 
     def _edge(self, names: list[str], side: int) -> list[str]:
-        """Return the first (`side` is 0) or last (-1) token of a chunk, in a list.
+        """Return the first (`side` is 0) or last (-1) of a chunk's tokens `names`, in a list.
 
-        The list also has the tokens that may be there before special-case rules of spaCy apply.
+        If a special-case rule of spaCy may have made the tokens at this edge, the list also has the
+        first or last token that the chunk would have without the rule.
         """
         found = [names[side]] if names else []
         for count in range(1, self._most_parts + 1 if len(names) > 1 else 1):
@@ -229,7 +234,10 @@ class Splitter:
         return found
 
     def _changes(self, names: list[str]) -> bool:
-        """Return whether a special-case rule of spaCy may have made some of a chunk's tokens."""
+        """Return whether a special-case rule of spaCy may have made some of a chunk's tokens.
+
+        `names` are the tokens, in order. A chunk is a string between white space.
+        """
         return any(
             "".join(names[start:stop]) in self._changing
             for start in range(len(names))
@@ -279,7 +287,11 @@ class Splitter:
         return [name.replace(_STAND_IN, _SYMBOL) for name in names]
 
     def _rows(self, names: list[str]) -> np.ndarray:
-        """Return facts on tokens as `_TOKEN` records."""
+        """Return a `_TOKEN` record for each of the tokens `names`.
+
+        Its fields are the token's length, kind and hash, whether it is punctuation or has a letter,
+        and its bit as a stop word.
+        """
         rows = np.zeros(len(names), _TOKEN)
         rows["length"] = [len(name) for name in names]
         rows["kind"] = [self._kind(name) for name in names]
