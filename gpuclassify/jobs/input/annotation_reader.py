@@ -107,10 +107,13 @@ class AnnotationReader:
                         self._read[number, rows] = _read_positions(rows, table), table
 
     def positions(self, piece: Any) -> np.ndarray | None:
-        """Return the positions (row numbers or byte offsets) of a piece's rows, int64 (rows,).
+        """Return the positions of a piece's rows in its input file, int64 (rows,).
 
-        Returns None if they are unknown without the input file: if no complete annotation set is
-        read, or if the piece is a share of a compressed file.
+        A piece is a `Part` without `followers`: row groups of a Parquet file, or a byte range of
+        JSON lines. Positions are row numbers in the Parquet file, or byte offsets of lines in the
+        JSON lines file, after decompression. Returns None if they are unknown without the input
+        file: if no complete annotation set is read, or if the piece is a share of a compressed
+        file.
         """
         complete = next((n for n, columns, _ in self._sets if columns.is_complete), None)
         if complete is None or piece.position_range is None:
@@ -124,9 +127,13 @@ class AnnotationReader:
         return np.concatenate(found)
 
     def unreadable(self, piece: Any) -> np.ndarray:
-        """Return the positions of rows that annotation sets list as unreadable, int64 (rows,).
+        """Return positions in the file of rows that were unreadable when annotated, int64 (rows,).
 
-        They are row numbers or byte offsets of lines, ascending, and lie in the piece.
+        These are the rows of `piece` that annotation sets (columns that jobs wrote for the rows of
+        these files) list as unreadable. A piece is a `Part` without `followers`: row groups of a
+        Parquet file, or a byte range of JSON lines. Positions are row numbers in the Parquet file,
+        or byte offsets of lines in the JSON lines file, after decompression; in ascending order.
+        For a share of a compressed file, they are those of the whole file.
         """
         found = [np.zeros(0, dtype=np.int64)]
         for number, ranges in enumerate(piece.annotations):
@@ -141,10 +148,12 @@ class AnnotationReader:
         return positions[(positions >= low) & (positions < high)]
 
     def lacks_content(self, piece: Any) -> bool:
-        """Return whether an annotation set may list this piece, or part of it, as unreadable.
+        """Return whether a piece possibly had unreadable content when it was annotated.
 
-        That is the case if a set covers the piece's file but has no row of the piece, or if it
-        lists the whole file, or the rest of it, as unreadable.
+        A piece is a `Part` without `followers`: row groups of a Parquet file, or a byte range of
+        JSON lines. The result is True if an annotation set (columns that a job wrote for the rows
+        of these files) covers the piece's file but has no row of the piece. It is also True if a
+        task of that job read rows of the piece, and could not read some file or range.
         """
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
@@ -152,10 +161,12 @@ class AnnotationReader:
         )
 
     def columns(self, piece: Any, positions: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield name and values of each annotation column, for the rows at `positions` of a piece.
+        """Yield name and values of each annotation column, for the rows of a piece at `positions`.
 
-        `positions` are row numbers or byte offsets, int64 (rows,). Values are null for rows without
-        annotations. Raises AnnotationError if an annotation set that is complete lacks a row.
+        A piece is a `Part` without `followers`: row groups of a Parquet file, or a byte range of
+        JSON lines. `positions` are row numbers in the Parquet file, or byte offsets of lines in the
+        JSON lines file, int64 (rows,). Values are null for rows without annotations. Raises
+        AnnotationError if an annotation set that is complete lacks a row.
         """
         for number, columns, fields in self._sets:
             pairs = [self._read[number, rows] for rows in piece.annotations[number] or ()]
@@ -200,9 +211,11 @@ class AnnotationReader:
 
 
 def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
-    """Return the positions of a range's rows, int64 (rows,), from its rows `table` of the set.
+    """Return the positions in the input file of the rows of an annotation range, int64 (rows,).
 
-    Raises ValueError if the rows are of another file, or do not ascend from `low` to `high`.
+    Positions are row numbers (Parquet) or byte offsets (JSON lines). `table` has the annotation
+    file's rows of the range `rows`, with their columns for file and position. Raises ValueError if
+    they name another input file, or if positions do not ascend from `rows.low` to `rows.high`.
     """
     if not pc.all(pc.equal(table[FILE], rows.file)).as_py():
         raise ValueError(
@@ -219,9 +232,10 @@ def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
 def _read_row_groups(
     file: Any, names: list[str], start: int, stop: int, total: int
 ) -> tuple[int, pa.Table]:
-    """Read the row groups with rows `start` to `stop` - 1 of an open Parquet file.
+    """Read the row groups that contain rows `start` to `stop` - 1 of an open Parquet file.
 
-    Returns the number of the first row that was read, and a table with the columns `names`.
+    Returns the number of the first row read, counted in the file, and a table with the columns
+    `names`. Raises ValueError if the file has more or fewer than `total` rows.
     """
     parquet = open_parquet(file)
     if parquet.metadata.num_rows != total:

@@ -137,9 +137,10 @@ class AnnotationSet:
 
     @property
     def unfinished(self) -> str | None:
-        """Folder of an unfinished job that annotated a file last, or None if there is none.
+        """Folder of an unfinished job that is the latest one to annotate some input file, or None.
 
-        If there are several folders, it is the first by name. "" is the folder of the set itself.
+        Unfinished jobs do not count if later jobs annotate all of their files again. If several
+        count, the result is the first folder by name. "" is the folder of the set itself.
         """
         folders = (file.folder for file in self.files.values())
         return min((folder for folder in folders if folder in self.undone), default=None)
@@ -420,10 +421,12 @@ def add_annotations(
 ) -> InputParts:
     """Return the parts of an input with the columns of annotation sets.
 
-    `plan` is the input without them. `paths` are the reader's paths, and `listed` the names of all
-    files found there, including files that are not read. Raises AnnotationError unless the sets
-    annotate these files in their present state; with `is_complete`, also if annotations are
-    missing. Raises UnreadableInputError if two columns have one name.
+    A part is a slice of the input that one task reads, and an annotation set has columns that jobs
+    wrote for the rows of input files. `plan` is the input without them. `paths` are the reader's
+    paths, and `listed` the names of all files found there, including files that are not read.
+    Raises AnnotationError unless the sets annotate these files in their present state; with
+    `is_complete`, also if annotations are missing. Raises UnreadableInputError if two columns have
+    one name.
     """
     stores = [open_store(path, storage_options) for path in paths]
 
@@ -457,9 +460,11 @@ def add_annotations(
 
 
 def _add_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:
-    """Add the overlapping row ranges of every annotation set to each piece of a part.
+    """Return a copy of a part whose pieces list the overlapping row ranges of annotation files.
 
-    `real` maps paths to names in sets. A piece gets None for a set that may lack rows of it.
+    A piece is a range of one input file. It gets a tuple of ranges for each of `sets`; None for a
+    set without rows of the piece, unless the set's job for the file is finished. `real` maps each
+    input file's path to its name in the sets.
     """
 
     def add(piece: Part) -> Part:

@@ -125,12 +125,13 @@ def first_line(content: bytes, start: int) -> int:
 
 
 class WholeLines(io.RawIOBase):
-    """Stream of the whole lines of another stream, up to the point where a damaged file is cut.
+    """Stream of another stream's whole lines, which ends before the damage of a truncated file.
 
     `offset` is the position of the stream's first byte in its file. Lines of more than `most` bytes
-    are skipped, and listed in `long_lines`. `cut` is the error that ended a damaged stream;
-    `reopen` then opens it again, to read byte by byte as far as possible. `check` is called with
-    the bytes of all lines so far, except the skipped ones, and may raise.
+    are skipped, and listed in `long_lines`. `cut` is the message of the error that ended a
+    truncated stream, or None. After such an error, ``reopen()`` opens the stream again, to read its
+    rest byte by byte as far as possible. After each read, `check` is called with the number of
+    bytes of all whole lines so far, without the skipped ones; it may raise to end the reading.
     """
 
     def __init__(
@@ -170,11 +171,13 @@ class WholeLines(io.RawIOBase):
         return b"".join(pieces)
 
     def read_range(self, start: int, end: float) -> tuple[int, bytes]:
-        """Read the lines that begin in ``[start, end)``; return the first offset and the content.
+        """Read the lines that begin in ``[start, end)``; return their offset and their content.
 
-        This must be the first read of the stream. Afterwards, `long_lines` has only lines of the
-        range, and `cut` is set only if the stream is cut in the range, so that no other range
-        reports the error.
+        The offset is that of the first line, even if it is too long and skipped, or `start` if no
+        line begins in the range. This must be the first read of the stream. Afterwards,
+        `long_lines` has only lines of the range. `cut`, the message of the error of a truncated
+        stream, is set only if the stream ends in the range, so that no other range reports the
+        error.
         """
         pieces: list[bytes] = []
         offsets = []  # offsets of kept content

@@ -121,9 +121,11 @@ def read_footers(
 
 @dataclass(frozen=True)
 class PartSizes:
-    """Sizes of parts in bytes, which are small at the input's beginning to show results early.
+    """Sizes in bytes of the parts of an input, which are slices that one task reads.
 
-    A part has as many bytes as all parts before it together, at least `first` and at most `usual`.
+    Parts are small at the input's beginning, to show results early. A part has as many bytes as all
+    parts before it together, at least `first` and at most `usual`. `total` is the size of the
+    input.
     """
 
     first: int  # minimum bytes of a part
@@ -135,10 +137,11 @@ class PartSizes:
         return min(max(self.first, offset), self.usual)
 
     def ends(self, offset: int, size: int, usual: int) -> list[int]:
-        """Cut a range of `size` bytes into parts; return their end offsets in the range.
+        """Cut a range of `size` bytes into parts; return their end offsets, relative to the range.
 
-        The range begins at the byte `offset` of the input. Parts have up to `usual` bytes, which
-        replaces `self.usual`. The last part may be larger, but less than twice as large.
+        The range begins at the byte `offset` of the input, all files in sequence. Parts have up to
+        `usual` bytes, which replaces `self.usual`. The last part may be larger, but less than twice
+        as large. The last end offset is `size`.
         """
         ends, end = [], 0
         while size - end >= 2 * (step := min(max(self.first, offset + end), usual)):
@@ -148,11 +151,14 @@ class PartSizes:
 
 @dataclass(frozen=True)
 class PartFinder:
-    """Finder of the parts and columns of Parquet files and JSON lines.
+    """Finder of an input's columns and parts (slices that one task reads).
 
-    If `on_error` is "quarantine", an unreadable file becomes a part with a problem; otherwise it
-    raises. If any Parquet file has a column in `needed`, all must have it. With `is_slow`, the
-    parts of a small input are small, to balance workers.
+    The input has Parquet files and JSON lines. `needed` are columns that the job reads: if any
+    Parquet file has one, all must have it. `fields` are the columns to keep; None keeps all. If
+    `on_error` is "quarantine", an unreadable file becomes a part whose `problem` is the reason, to
+    be reported when tasks run. Otherwise it raises UnreadableInputError, unless the file is in
+    `expected`: the paths of files that were unreadable, in whole or in part, when an earlier job
+    annotated them. With `is_slow`, the parts of a small input are small, to balance workers.
     """
 
     files: Sequence[InputFile]
@@ -169,7 +175,8 @@ class PartFinder:
 
         Raises UnreadableInputError if nothing can be read, if a column is missing, or if columns of
         the files do not fit together. An unreadable file or line also raises it, unless `on_error`
-        is "quarantine" or the file is in `expected`.
+        is "quarantine" or the file is in `expected` (files that annotation sets list as
+        unreadable).
         """
         problems: list[tuple[Part, Problem]] = []
         samples: list[Lines] = []
@@ -212,9 +219,11 @@ class PartFinder:
     ) -> InputSchema:
         """Return the columns of the Parquet files and of `samples` of JSON lines.
 
-        Only the columns in `fields` are kept. `problems` are those found while sampling. Raises
-        UnreadableInputError if nothing can be read, if a column's types have no common type, or if
-        a column is missing.
+        Only the columns in `fields` are kept; None keeps all. `problems` are files and byte ranges
+        that could not be sampled. They are used only if no file has a column that can be read: then
+        the first problem, of these or of the other files, is the reason in the
+        UnreadableInputError. The error is also raised if a column's types have no common type, or
+        if a column is missing.
         """
         in_tables = self._in_tables
         types = dict(self.reader.types or {})
@@ -246,9 +255,11 @@ class PartFinder:
     def _merge_formats(
         self, in_tables: pa.Schema, in_lines: pa.Schema, samples: Sequence[Lines]
     ) -> pa.Schema:
-        """Merge the columns of Parquet files (`in_tables`) and of JSON lines (`in_lines`).
+        """Merge the columns of Parquet files (`in_tables`) and of JSON lines (`in_lines`) by name.
 
-        Raises UnreadableInputError if a column in `fields` has no common type.
+        A column without a common type raises UnreadableInputError, which names a file in `samples`
+        with that column. If `fields` is set and does not name it, it keeps its type in Parquet
+        files instead.
         """
         columns = {field.name: field for field in in_tables}
         for field in in_lines:
@@ -278,7 +289,7 @@ class PartFinder:
 
     @functools.cached_property
     def _footers(self) -> dict[str, Footer]:
-        """Footers of the Parquet files by path.
+        """Footers (columns and row groups) of the Parquet files by path.
 
         An all-null column gets Arrow's null type if its type does not fit other files.
         """
@@ -292,7 +303,11 @@ class PartFinder:
 
     @functools.cached_property
     def _in_tables(self) -> pa.Schema:
-        """Columns of the Parquet files; of an index without a name only if `fields` is set."""
+        """Merged columns of the Parquet files, in contrast to columns of JSON lines.
+
+        If `fields` is None, columns that pandas or Dask write for an index without a name, such as
+        ``__index_level_0__``, are left out, unless there are no others.
+        """
         if not self._footers:
             return pa.schema([])
         columns, _ = self._merge_schemas([*self._footers.values()])
@@ -314,8 +329,9 @@ class PartFinder:
     def misfits(self, schema: InputSchema) -> dict[str, Problem]:
         """Return the problem of each Parquet file that is broken or does not fit `schema`, by path.
 
-        Raises UnreadableInputError for the first problem, unless `on_error` is "quarantine" or the
-        file is in `expected`.
+        Raises UnreadableInputError for the first problem of a file, unless `on_error` is
+        "quarantine". Files in `expected` do not raise: an earlier job that annotated them has
+        listed them, or some of their rows, as unreadable.
         """
         parts = []
         for file in self.files:
@@ -331,7 +347,8 @@ class PartFinder:
     ) -> list[Part]:
         """Return the parts of a Parquet file: runs of row groups, or shares of a run's rows.
 
-        `offset` is the file's byte offset in the input.
+        A part is a slice that one task reads. `offset` is the file's byte offset in the input, that
+        is, the decompressed bytes of all files before it.
         """
         footer = self._footers[file.path]
         problem = footer.problem or _misfit(file, footer, schema, self.needed)
@@ -476,9 +493,11 @@ class PartFinder:
         return is_cut and (path in self._footers or compression(path) is not None)
 
     def _ends_inside(self, path: str, sizes: PartSizes, offset: int, size: int) -> list[int]:
-        """Cut a row group or compressed file of `size` bytes into parts; return end offsets in it.
+        """Cut a run of row groups or a compressed file into parts; return their end offsets in it.
 
-        It begins at the byte `offset` of the input. Parts of remote files have no maximum size.
+        A part is a slice that one task reads, as large as `sizes` says; if the file `path` is
+        remote, it has no maximum. `size` is the number of bytes to cut, and the last end. `offset`
+        is the first byte's offset in the input, all files in sequence.
         """
         usual = size
         if store_type(path).is_near:  # see MOST_SHARES
@@ -488,7 +507,10 @@ class PartFinder:
 
     @functools.cached_property
     def _indivisible(self) -> set[str]:
-        """Paths of files that cannot be read from the middle."""
+        """Paths of JSON lines files that cannot be read from the middle.
+
+        They are compressed, or their store does not deliver byte ranges.
+        """
         options = self.reader.storage_options
         return {
             file.path
@@ -551,9 +573,11 @@ class PartFinder:
         )
 
     def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
-        """Raise UnreadableInputError for the first problem, unless problems become parts.
+        """Raise UnreadableInputError for the first of `problems`, unless tasks will report it.
 
-        With `is_all`, nothing of the input can be read, which raises in any case.
+        Tasks report problems of all files with ``on_error="quarantine"``, else only of files in
+        `expected` (unreadable when annotated). `is_all` means that nothing of the input can be
+        read: then the first problem raises in any case.
         """
         if self.on_error == "quarantine" and not is_all:
             return
@@ -606,7 +630,8 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int, ...]]:
     """Join adjacent row groups into runs at least as large as a part; only the last may be smaller.
 
-    Returns the indices of each run's row groups. `offset` is the file's byte offset in the input.
+    Returns the indices of each run's row groups. `sizes` gives the size of a part, a slice that one
+    task reads. `offset` is the file's byte offset in the input, all files in sequence.
     """
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
@@ -624,7 +649,11 @@ def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int
 def _misfit(
     file: InputFile, footer: Footer, common: InputSchema, needed: Collection[str]
 ) -> str | None:
-    """Return the reason why a Parquet file cannot be read with the columns `common`, or None."""
+    """Return the reason why a Parquet file does not fit the columns of `common`, or None.
+
+    Types of its columns must fit. Columns in `needed` must be in the file if other files have them;
+    it may lack others, which become null. Neither is checked in a file without rows.
+    """
     schema = common.arrow
     known = set(schema.names)
     names = [name for name in footer.schema.names if name in known]

@@ -87,22 +87,24 @@ class Part:
 
     @property
     def pieces(self) -> tuple[Part, ...]:
-        """Pieces of the part, one for each file."""
+        """Parts of one file each, without `followers`, that together are this part."""
         return (replace(self, followers=()), *self.followers)
 
     def bounds(self, count: int) -> tuple[int, int]:
-        """Return the start and end of the part's share of `count` rows or bytes.
+        """Return the start and end of this part's share of `count` rows or bytes.
 
-        A part without a share has all of them, from 0 to `count`.
+        The share is a fraction of the rows of the row groups, or of the file's bytes. A part
+        without a share has all of them, from 0 to `count`.
         """
         first, end, shares = self.share or (0, 1, 1)
         return count * first // shares, count * end // shares
 
     @property
     def is_whole_file(self) -> bool:
-        """Whether the piece is known to be its whole file.
+        """Whether this part is known to be the whole file `path`; `followers` are ignored.
 
-        False for a Parquet file with rows, whose row groups may be all or some.
+        A Parquet file counts only if it has no rows: otherwise the number of its row groups is
+        unknown here, and the part may have only some of them.
         """
         if self.row_groups is not None:
             return self.rows == (0, 0)
@@ -113,10 +115,12 @@ class Part:
 
     @property
     def position_range(self) -> tuple[float, float] | None:
-        """First and end position of the piece's rows; None if unknown before reading.
+        """First position of this part's rows in the file, and end position; None if unknown.
 
-        Positions are row numbers from 0 in Parquet files, and byte offsets of lines in JSON lines.
-        The end is infinite if `length` is None.
+        Positions are row numbers from 0 in Parquet files, and byte offsets in JSON lines, after
+        decompression: the rows are the lines that begin in the range. The end is infinite if
+        `length` is None. The range is None for a share of a JSON lines file, whose size is unknown
+        before it is decompressed. `followers` are ignored.
         """
         if self.rows is not None:
             first, end = self.bounds(self.rows[1] - self.rows[0])
@@ -188,16 +192,18 @@ class InputSchema:
 
     @property
     def in_lines(self) -> pa.Schema:
-        """Columns that JSON lines may have, with their types there, which Parquet files may widen.
+        """Columns to parse from JSON lines, with the types for parsing.
 
-        The column of paths is not among them.
+        They are the types in `arrow`, unless the input also has Parquet files and `line_types` has
+        another type for a column: the parsed values are then converted to the type in `arrow`.
+        Columns that lines cannot hold and the column of paths are not included.
         """
         types = [self.line_types.get(column.name, column.type) for column in self.pathless]
         pairs = zip(self.pathless.names, types, strict=True)
         return pa.schema([(name, kind) for name, kind in pairs if kind is not None])
 
     def drop_annotations(self) -> InputSchema:
-        """Return the schema without annotation columns; it may have no column left."""
+        """Return the schema without columns from annotation sets; it may have no column left."""
         dropped = {*self.annotation_fields}
         names = [name for name in self.arrow.names if name not in dropped]
         return replace(self.projected(names), is_projected=self.is_projected, annotations=())
@@ -233,7 +239,11 @@ class InputParts:
 
 @dataclass(frozen=True)
 class Limit:
-    """Limits for reading the beginning of a part, which ends at the first limit reached."""
+    """Limits for reading the beginning of a file: lines, decompressed bytes and compressed bytes.
+
+    Reading ends with a whole line, at the first limit reached. `rows` counts lines that are not
+    blank.
+    """
 
     rows: float = math.inf  # lines that are not blank
     line_bytes: float = math.inf  # decompressed bytes
@@ -242,7 +252,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class Lines:
-    """Whole lines of a part, as bytes."""
+    """Whole lines read from a range of a JSON lines file: the bytes, and the first one's offset.
+
+    `part` is the range, and `offset` the position of `content` in the decompressed file. If `part`
+    has a share, the lines are those of the whole file; see `in_share`. `share` is the fraction of a
+    whole file that was read before a limit ended the reading; else 1. `long_lines` are lines that
+    are too long, which `content` lacks. `cut` is the message of the error that ended a truncated
+    file, or None.
+    """
 
     part: Part
     offset: int  # byte offset of `content` in the decompressed file
@@ -324,13 +341,14 @@ def read_table(
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read one piece of a part; return its good rows, its problems, and the fraction read.
 
-    A piece is a part without `followers`, such as those in `Part.pieces`. The table has the columns
-    of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`. The fraction is below 1 only if
-    a `limit` ended a whole file. Unreadable files, lines and rows are returned as problems if
-    `on_error` is "quarantine", or if annotation sets list them as left out. Otherwise the first
-    problem raises UnreadableInputError. `annotations` is the reader of the whole part's
-    annotations, made here if None. If only annotation columns are read and their set is complete,
-    the input file is not opened.
+    A piece is a part without `followers`, such as those in `Part.pieces`: row groups of a Parquet
+    file, or a byte range of JSON lines. The table has the columns of `schema.arrow`, and
+    `ROW_POSITION` if `schema.has_positions`. The fraction is below 1 only if a `limit` ended a
+    whole file. Unreadable files, lines and rows are returned as problems if `on_error` is
+    "quarantine", or if annotation sets list them as left out. Otherwise the first problem raises
+    UnreadableInputError. `annotations` is the reader of the whole part's annotations, made here if
+    None. If only annotation columns are read and their set is complete, the input file is not
+    opened.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
@@ -368,9 +386,11 @@ def _read_file(
     limit: Limit | None,
     known: Collection[int | None] = (),
 ) -> tuple[pa.Table, list[Problem], float]:
-    """Read one piece without annotations; see `read_table`.
+    """Read one range of a file without annotations; return good rows, problems and fraction read.
 
-    Problems at positions in `known`, which has None for a whole file, are returned and never raise.
+    Problems at the positions `known` (row number or byte offset of a line in the file; None for the
+    whole file) never raise. Any other problem raises, unless `on_error` is "quarantine". See
+    `read_table` for other arguments and the fraction, which is 1 without a `limit`.
     """
     share = 1.0
     try:
@@ -405,7 +425,8 @@ def _read_file(
 def add_path_columns(table: pa.Table, path: str, schema: InputSchema) -> pa.Table:
     """Return the table of a file with the columns that its path gives.
 
-    These are `schema.folder_fields`, and `schema.path_field` with the path, without secrets.
+    These are `schema.folder_fields`, from folder names such as ``lang=de``, and `schema.path_field`
+    with the path, without secrets.
     """
     table = fill_folder_values(table, schema.folder_fields, path)
     if schema.path_field not in schema.arrow.names:
@@ -433,9 +454,10 @@ def read_chosen(
     annotations: AnnotationReader,
     choice: RowChoice,
 ) -> tuple[pa.Table, list[Problem], int]:
-    """Read the rows of a piece (a part without `followers`) that `choice` selects.
+    """Read the rows of a piece that `choice` selects.
 
-    Returns these rows, the problems, and the number of rows from which `choice` selected. If
+    A piece is a part without `followers`: row groups of a Parquet file, or a byte range of JSON
+    lines. Returns these rows, the problems, and the number of rows from which `choice` selected. If
     `on_error` is not "quarantine", an unreadable file, line or row raises, unless annotation sets
     list it as left out. `annotations` is the reader of the whole part's annotations.
 
@@ -466,9 +488,11 @@ def read_chosen(
 
 
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
-    """Yield a piece of a Parquet file as runs of row groups that have rows at `positions`.
+    """Yield parts with only those row groups of `part` that contain rows at `positions`.
 
-    A piece of JSON lines, or one that is only a share of its row groups, is yielded unchanged.
+    Adjacent row groups are in one part. `positions` are row numbers in the Parquet file. JSON lines
+    are yielded unchanged, and so is a part with a `share`, which has a fraction of the rows of its
+    row groups.
     """
     if part.row_groups is None or part.share is not None:
         yield part
@@ -492,12 +516,15 @@ def read_lines(
     limit: Limit | None = None,
     max_line_bytes: int = MOST_LINE_BYTES,
 ) -> Lines:
-    """Read the lines of a part; `limit` applies only if the part is a whole file.
+    """Read the lines that begin in a part, which is a JSON lines file or a byte range of it.
 
-    Lines of more than `max_line_bytes` are only in `long_lines` of the result. If the part is only
-    a share of its file (``part.share``), the whole file is read. A compressed file is decompressed
-    from its beginning to the end of the part. If the file is damaged, the result has the lines
-    before the damage, and the error in `cut`. Raises BrokenContentError for a decompression bomb.
+    Lines of more than `max_line_bytes` are only in `long_lines` of the result. `limit` ends the
+    reading after a number of lines or bytes; it is ignored if the part is a byte range. If the part
+    is a share of its file (``part.share``), all lines of the file are read and returned;
+    `Lines.in_share` selects the lines of the share. A byte range of a compressed file is
+    decompressed from the file's beginning, but only lines of the range are returned. If the file is
+    truncated, the result has the lines before the damage, and the error's message in `cut`. Raises
+    BrokenContentError for a decompression bomb.
     """
     codec, ahead_bytes = compression(part.path), None
     if part.length is not None and codec is None:
@@ -547,7 +574,7 @@ def read_lines(
 def first_lines(
     stream: BinaryIO, limit: Limit, tell: Callable[[], int] = lambda: 0
 ) -> tuple[bytes, int]:
-    """Return the first lines of a stream, and the number of stored bytes that hold them.
+    """Return the first lines of a stream up to `limit`, and the number of stored bytes they take.
 
     The number is 0 unless `limit.stored_bytes` ended the reading. `tell` returns the number of
     stored (compressed) bytes that the stream has read.
@@ -589,7 +616,10 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
 
 
 def _read_row_groups(file: pq.ParquetFile, part: Part, names: list[str]) -> tuple[int, pa.Table]:
-    """Read columns of a piece; return the number of its first row in the file, and a table."""
+    """Read the columns `names` of a part; return its first row's number in the file, and a table.
+
+    The part is some row groups of a Parquet file, or a `share` (a fraction) of the rows of these.
+    """
     first, groups = part.rows[0] if part.rows else 0, list(part.row_groups or ())
     if part.share is None:
         return first, file.read_row_groups(groups, columns=names)

@@ -32,7 +32,11 @@ MOST_PARTITIONS = 8  # partitions of a Dask frame, which may be expensive to com
 
 
 class Piece(NamedTuple):
-    """Rows drawn from one piece of an input: a row group, byte range, file or Dask partition."""
+    """Rows drawn from one piece of an input: a row group, byte range, file or Dask partition.
+
+    `rows` is the number of all rows of the piece, which may be an estimate. `size` is its size:
+    rows, bytes, or 1 if sizes are unknown.
+    """
 
     frame: Frame
     rows: float  # number of rows of the whole piece
@@ -54,11 +58,14 @@ class Sample:
     def of(
         cls, pieces: list[Piece], rows: int, size: float, is_whole: bool, left_out: Counter[str]
     ) -> Sample:
-        """Join up to `rows` drawn rows of the pieces, in proportion to the pieces' rows.
+        """Join drawn rows of pieces of an input (row groups, byte ranges, files or partitions).
 
-        `size` is the size of the whole input, in the unit of the pieces' sizes, and `is_whole`
-        whether the pieces are all of it. `left_out` counts unreadable files and lines by kind.
-        Raises UnreadableInputError if the pieces have no rows.
+        The result has `rows` rows, or fewer if the input is smaller. Each piece gives rows in
+        proportion to `Piece.rows`, the estimated number of all its rows; drawn rows are repeated if
+        they are too few. `size` is the size of the whole input, in the unit of `Piece.size`: rows,
+        bytes, or number of pieces. `is_whole` is whether the pieces are the whole input. `left_out`
+        counts unreadable files and lines by kind. Raises UnreadableInputError if the pieces have no
+        rows.
         """
         from dask.dataframe.dispatch import concat
 
@@ -88,12 +95,13 @@ def sample_files(
     text_fields: Sequence[str] = (),
     stretch_bytes: int = STRETCH_BYTES,
 ) -> tuple[Sample, float]:
-    """Draw up to `rows` rows from all over the parts of files, used to plan a job.
+    """Draw up to `rows` rows from all over the files of `source`, used to plan a job.
 
-    Returns the sample, and the largest part's fraction of the input. The same `seed` draws the same
-    rows. `Sample.textless` counts rows of files in which one of the columns `text_fields` is null
-    in all rows read. At most `stretch_bytes` are read from a byte range of JSON lines. A large
-    compressed file is read only at its beginning, as nothing else can be read separately.
+    Returns the sample, and the fraction of the input in the largest part (slice that one task
+    reads). The same `seed` draws the same rows. `Sample.textless` counts rows of files in which one
+    of the columns `text_fields` is null in all rows read. At most `stretch_bytes` are read from a
+    byte range of JSON lines. A large compressed file is read only at its beginning, as nothing else
+    can be read separately.
     """
     rng, pieces = np.random.default_rng(seed), []
     textless, left_out = Counter[str](), Counter[str]()

@@ -346,7 +346,8 @@ def read_frame(
 ) -> Frame:
     """Read all or some columns of a part's good rows as a frame of `backend`, in a Dask task.
 
-    `files` are those of the part's pieces, to check that they have not changed. Workers find the
+    A part is a slice of the input, from one or several files. `files` are these files, to check
+    that they have not changed. `columns` are the columns to read; None for all. Workers find the
     storage options under `options_name`. Unreadable files, lines and rows raise, or are left out if
     `on_error` is "quarantine".
     """
@@ -369,11 +370,14 @@ def read_pieces(
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
     """Read the pieces of a part; return good rows, problems, and the source for the part's record.
 
-    `files` are the input files of the pieces. With `select`, only the rows that it chooses are
-    read. The source is a dict of the paths and ranges that were read; it lists files whose values
-    in a column of `text_fields` are all null, and files without rows. Unreadable files, lines and
-    rows raise unless `on_error` is "quarantine". Raises ChangedInputError if one of the files has
-    changed since the job began.
+    A part is a slice of the input that one task reads, and a piece its range of one file. `files`
+    are the input files of the pieces, in order; a file that is None, or any if the list is empty,
+    is not checked for changes. With `select`, only the rows that it chooses are read. The source is
+    a dict: the path and range of a single piece, or else a list of such dicts under ``files``, with
+    numbers of rows. Files whose values in a column of `text_fields` are all null are under
+    ``textless``, with their numbers of rows, and files without rows under ``empty``. Unreadable
+    files, lines and rows raise unless `on_error` is "quarantine". Raises ChangedInputError if one
+    of the files has changed since the job began.
     """
     annotations = AnnotationReader(part, schema)
 
@@ -437,7 +441,11 @@ def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 
 
 def _describe(part: Part) -> dict[str, Any]:
-    """Return the path and range of a piece as plain values by name, for the part's record."""
+    """Return the path and range of a part of one file as a dict of JSON values, for its record.
+
+    Keys are ``path``, then ``row_groups`` (indices in a Parquet file), or ``start`` and ``length``
+    (bytes of JSON lines, only if not the whole file), and ``share`` and ``problem`` if set.
+    """
     plain = replace(part, rows=None, annotations=(), followers=())
     known = {key: value for key, value in asdict(plain).items() if value is not None}
     known["path"] = redacted(part.path)

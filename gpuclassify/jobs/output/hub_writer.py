@@ -553,8 +553,9 @@ def _commit(
 ) -> str:
     """Add all files of the split in one commit, and return its hash; retry if others commit.
 
-    `digests` has the Hub's digests of all files of the split by path, including files that are
-    already there. `section` is Markdown for the dataset card.
+    `additions` are huggingface_hub's operations for files that the Hub lacks; `digests` has the
+    Hub's digests of all files of the split by path. The dataset card is updated for files with
+    `columns` (None if unknown), and gets the Markdown `section`.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -610,10 +611,10 @@ def card_with_split(
 ) -> str:
     """Return the text `card` of a dataset card (README.md), updated for new `files` of the split.
 
-    A card may list files, columns and row counts of splits, which `datasets` then expects. The
-    split's files are added to the list, and descriptions that no longer fit are removed. `files`
-    are the split's paths, `folder` all paths in the target's folder after the commit, and `columns`
-    is the files' Arrow schema, or None if unknown.
+    The split is the one of `target`. A card may list files, columns and row counts of splits, which
+    `datasets` then expects. The split's files are added to the list, and descriptions that no
+    longer fit are removed. `files` are the split's paths, `folder` all paths in the target's folder
+    after the commit, and `columns` is the files' Arrow schema, or None if unknown.
     """
     from huggingface_hub import DatasetCard
 
@@ -644,7 +645,12 @@ def card_with_split(
 
 
 def _find_config(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
-    """Return the configuration of a dataset card for these files; append one if there is none."""
+    """Return the item of `configs`, configurations of a dataset card, that includes `files`.
+
+    It is the first whose ``data_dir`` or a pattern's folder is the target's folder, or with a
+    pattern that matches one of the paths `files`; else the default one. If there is neither, a new
+    one is appended to `configs`.
+    """
 
     def holds(config: dict[str, Any]) -> bool:
         patterns = [pattern for entry in _entries(config) for pattern in entry["path"]]
@@ -668,9 +674,11 @@ def _find_config(configs: list[dict[str, Any]], target: Target, files: Collectio
 def _add_files(
     config: dict[str, Any], target: Target, files: Collection[str], folder: Collection[str]
 ) -> None:
-    """Set the ``data_files`` of a dataset card's configuration to include the split's `files`.
+    """Make ``data_files`` of `config`, a dataset card's configuration, list the split's `files`.
 
-    `folder` has all paths in the target's folder after the commit.
+    Changes `config` in place. In the entries of the target's split, patterns for its folder that
+    match none of `folder` (all paths there after the commit) are removed, and a glob for the whole
+    split is added if `files` need it. Entries of other splits stay.
     """
     entries = _entries(config)
     ours = [entry for entry in entries if entry["split"] == target.split]

@@ -372,7 +372,9 @@ def _publish(
 def _earlier_files(directory: Store, overwrite: bool) -> list[str]:
     """List files, by relative path, that readers would take for part of the dataset.
 
-    Raises FileExistsError if any may not be replaced.
+    Raises FileExistsError if there are any and `overwrite` is false. With `overwrite`, it raises
+    only for files that may not be replaced: behind a link, or in a folder not named like
+    ``lang=de``.
     """
     start = len(directory.root) + 1
     earlier: dict[str, bool] = {}  # whether each file may be replaced, by name

@@ -199,7 +199,8 @@ class JobProgress:
     def _speed(self, summary: JobSummary, begun_rows: int, is_over: bool) -> str:
         """Return rows and tokens per second of this run for a status line, such as ", 5.0 rows/s".
 
-        `begun_rows` are finished rows of unfinished tasks. If `is_over`, the working time is added.
+        `summary` counts finished tasks, and `begun_rows` are finished rows of unfinished tasks. If
+        `is_over`, the working time is added.
         """
         rows, text = summary.run_rows + begun_rows, ""
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
@@ -216,9 +217,11 @@ class JobProgress:
         return f"{text}, {seconds:.1f} s of working time" if is_over else text
 
     def _time_left(self, left: float, summary: JobSummary, begun_rows: int) -> str:
-        """Return the time left and the use of GPUs for a status line.
+        """Return the time left and use of a cluster's GPUs, as in ", 1:30 left, GPU 95% busy".
 
-        `left` is the ratio of the work left to the work that this run has done.
+        `left` is the ratio of work left to work done in this run, whose time is from `summary`:
+        until now if `begun_rows`, the finished rows of unfinished tasks, is not 0; else until the
+        last task ended.
         """
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()

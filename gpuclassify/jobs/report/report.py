@@ -244,9 +244,11 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return ``name`` and ``rows`` left after each stage, starting with the rows read.
+    """Return a dict for the rows read, and one for each stage with its ``name`` and ``rows`` left.
 
-    Stages also have ``dropped`` and ``would_drop``, rows by reason.
+    Stages also have ``dropped`` and ``would_drop``: dicts of the number of rows by reason. The
+    latter rows fail a filter that only marks rows in a column. Where rows change between stages, a
+    dict named "other stages, left out" is inserted. Empty without stages.
     """
     if not summary.stages:
         return []
@@ -328,7 +330,12 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
 
 
 def _title(report: Mapping[str, Any], titles: Sequence[str]) -> str:
-    """Return the first word of the page's title; `titles` are proposed by `ReportPart`s."""
+    """Return the first word of the page's title, from the content of ``report.json``.
+
+    It is "Annotated" if only new columns are written. Else it is the first of `titles`, which
+    `ReportPart`s propose. Without any, it is "Selected" if all stages are conditions on columns,
+    "Written" without stages, and else "Classified".
+    """
     if annotates(report):
         return "Annotated"
     if titles:

@@ -117,10 +117,11 @@ def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, 
 def fold_rare(
     counts: Mapping[str, dict[str, int]], most: int = MOST_LABELS
 ) -> dict[str, dict[str, int]]:
-    """Keep the `most` values with the most rows ``read``, sorted, and sum up others as "(other)".
+    """Keep the `most` values with the most rows ``read``, and sum up all others as "(other)".
 
     `counts` has a dict with ``read`` and ``written``, numbers of rows, for each value of the source
-    column.
+    column. Values are sorted by rows read, largest first, and equal ones by name. "(other)" comes
+    last, in addition to the `most` values, and is absent if there are no others.
     """
     named = [item for item in counts.items() if item[0] != OTHER]
     named.sort(key=lambda item: (-item[1]["read"], item[0]))
@@ -131,7 +132,7 @@ def fold_rare(
 
 
 def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts sorted: the largest first, and equal counts by name."""
+    """Return the counts, keyed by name, sorted: the largest first, and equal counts by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -156,11 +157,15 @@ class ColumnLabels:
 
     @property
     def has_drops(self) -> bool:
-        """Whether a label has different numbers of rows before filters and in the output."""
+        """Whether any label has different numbers of rows before filters and in the output."""
         return any(labelled != written for _, labelled, written in self.rows)
 
     def share(self, labelled: int) -> str:
-        """Return a number of rows as a percentage of `self.labelled`, such as ``12.5%``."""
+        """Return a label's number of rows as a percentage of all labelled rows, such as ``12.5%``.
+
+        `labelled` is the number of rows with the label. The attribute of the same name, the number
+        of rows whose value is not null, is 100%.
+        """
         return f"{labelled / (self.labelled or 1):.1%}"
 
 
@@ -378,12 +383,22 @@ class JobSummary:
 
     @property
     def rows_per_second(self) -> float:
-        """Number of rows that this run read, per second of its working time."""
+        """Number of rows that this run read, per second of wall time.
+
+        The time is from the start of the run's first part (a slice of the input that one task
+        processes) to the end of its last part, without start-up. The result is 0 if this run has
+        finished no part.
+        """
         return self.run_rows / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Number of tokens that this run's models read, per second of its working time."""
+        """Number of tokens that models read in this run, per second of wall time.
+
+        The time is from the start of the run's first part (a slice of the input that one task
+        processes) to the end of its last part, without start-up. The result is 0 if this run has
+        finished no part.
+        """
         tokens = self.totals.get("tokens", 0) - self.resumed_tokens
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
