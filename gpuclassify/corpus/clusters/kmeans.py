@@ -194,9 +194,11 @@ def assign(vectors: np.ndarray, centroids: np.ndarray) -> Assigned:
 
 
 def _decide(points: Any, centres: Any, best: Any, nearest: Any, rows: Any) -> None:
-    """Sort the candidates of the vectors `rows` by distance in float64, in place.
+    """Sort the nearest centroids of some vectors by distance in float64, in place.
 
-    `best` has their scores, and `nearest` the centroids' indices, both (vectors, candidates).
+    `rows` are the indices of these vectors. For all vectors of `points` (vectors, width), `nearest`
+    has indices in `centres` (centroids, width), and `best` their scores, both (vectors,
+    candidates). New scores of the rows are minus half the squared distances.
     """
     candidates = nearest[rows].sort(dim=1).values  # the lowest index comes first in a tie
     differences = points[rows, None].double() - centres[candidates].double()

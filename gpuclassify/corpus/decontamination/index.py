@@ -333,9 +333,10 @@ def _digest_of(digests: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
-    """Open and check the index in a folder; the last four are cached.
+    """Open and check the index in the folder `store`; the last four are cached.
 
-    `content` is ``index.json``, and `stamp` changes when a local folder is modified.
+    `content` is the content of its ``index.json``. `stamp` changes when a local folder is modified,
+    so that the folder is read again.
     """
     about = _parse_about(store, content)
     folder = _local_folder(store, about)
@@ -357,7 +358,12 @@ def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
 
 
 def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
-    """Return `store` if it is local and only this user can write it, else a private local copy."""
+    """Return `store` if it is local and only this user can write it, else a private local copy.
+
+    `about` is the parsed ``index.json``. The copy stays in the user's folder for temporary files,
+    where later calls reuse it. Raises ValueError if a file to copy is missing or has another
+    SHA-256 than in `about`.
+    """
     if isinstance(store, LocalStore):
         paths = [store.root, *map(store.path, about["files"])]
         if all(map(is_only_mine, paths)):
@@ -477,7 +483,8 @@ def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ng
     """Return the arrays of an index for test items, given as normalized words.
 
     `data` has the words of all items as UTF-8 bytes, each followed by a space, and `offsets` the
-    byte offsets of the items and of the end.
+    byte offset of each item, and of the end. N-grams have `n` words; a shorter item is one n-gram.
+    An n-gram's key is its hash with only the bits of the mask `key_bits`.
     """
     if len(data) >= MOST:
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
@@ -539,8 +546,8 @@ def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
 def _all_words(data, starts, table):
     """Normalize the words of texts, given as UTF-8 bytes `data` and byte offsets `starts`.
 
-    Returns the words as bytes, each followed by a space; the byte offset of each text in them, and
-    of the end; and each text's number of words.
+    `table` are the `Characters`. Returns the words as bytes, each followed by a space; the byte
+    offset of each text in them, and of the end; and each text's number of words.
     """
     content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
     offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
@@ -559,10 +566,11 @@ def _all_words(data, starts, table):
 
 @compiled
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
-    """Assign numbers to distinct n-grams in order of appearance; fill the hash table `slots`.
+    """Assign numbers to distinct n-grams by first occurrence; fill the hash table `slots`.
 
-    `bounds` has the index of each item's first word, and of the end. Returns the number of the
-    n-gram at each position, and key, first word and width of each distinct n-gram.
+    `text`, `starts`, `sums` are words from `read_words`; `bounds`, each item's first word, and the
+    end. N-grams have `n` words, or all of a shorter item. `key_bits` masks keys. Returns numbers of
+    all `positions` n-grams, repeats too; and key, first word and width of each distinct n-gram.
     """
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
     first_words, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
@@ -595,7 +603,12 @@ def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
 
 @compiled
 def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
-    """Return whether two sequences of `width` words have equal bytes."""
+    """Return whether two sequences of `width` words have equal bytes, spaces included.
+
+    They begin at the words with index `word` of `text` and `other_word` of `other_text`: uint8
+    arrays of words, each followed by a space. `starts` and `other_starts` are byte offsets of the
+    words, and of the end.
+    """
     begin, end = np.int64(starts[word]), np.int64(starts[word + width])
     shift = np.int64(other_starts[other_word]) - begin
     if np.int64(other_starts[other_word + width]) - shift != end:
@@ -624,7 +637,12 @@ def _fill_bits(keys, bits):
 
 @compiled
 def _keys_at(first_words, width, text, starts, key_bits, table):
-    """Return the hash keys of the n-grams of `width` words that begin at `first_words`."""
+    """Return the hash keys, uint64, of the n-grams of `width` words that begin at `first_words`.
+
+    `first_words` are indices of words; `text` has the bytes of all words, each followed by a space,
+    and `starts` their byte offsets. `table` are the `Characters` to normalize words, and `key_bits`
+    is the bit mask of the keys.
+    """
     keys, room, power = np.empty(len(first_words), np.uint64), new_words(0), power_of(width)
     for number in range(len(first_words)):
         word = np.int64(first_words[number])
@@ -652,7 +670,12 @@ def _mask(key):
 
 @compiled
 def _find_hits(data, starts, table, ngrams):
-    """Find n-grams in texts by hash key, then compare word by word; return the arrays of `Hits`."""
+    """Find n-grams in texts by hash key, then compare word by word; return the arrays of `Hits`.
+
+    `data` has the UTF-8 bytes of all texts, `starts` the byte offset of each, and of the end.
+    `table` are the `Characters` to normalize words. The arrays, int64 (hits,), are the text's row,
+    the index in `ngrams`, and the bytes of the text at which the n-gram begins and ends.
+    """
     hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
     room, proposed = new_words(0), np.empty(0, np.int64)
     for text in range(len(starts) - 1):
@@ -674,9 +697,11 @@ def _find_hits(data, starts, table, ngrams):
 
 @compiled
 def _propose(sums, words, width, key_bits, bits, proposed):
-    """Write the words whose n-gram of `width` words passes the Bloom filter `bits` to `proposed`.
+    """Write the indices of the words whose n-gram passes the Bloom filter `bits` to `proposed`.
 
-    Returns the number of these candidates, which `_decide` looks up in the hash table.
+    An n-gram begins at its word and has `width` words. `sums` has the hashes of the text's `words`
+    words as prefix sums from `read_words`, and `key_bits` is the bit mask of keys. Returns the
+    number of these candidates, which `_decide` looks up in the hash table.
     """
     power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
     positions = np.uint64(max(0, words - width + 1))
@@ -693,10 +718,11 @@ def _propose(sums, words, width, key_bits, bits, proposed):
 
 @compiled
 def _decide(proposed, width, words, room, ngrams, text, hits, count):
-    """Look up a text's n-grams at the words `proposed` in the index; append those found to `hits`.
+    """Look up some n-grams of a text in the index `ngrams`; append those found to `hits`.
 
-    `room` has the text's buffers of `read_words`, and `count` columns of `hits` are in use. Returns
-    the new count, and `hits` or a larger copy.
+    They have `width` words and begin at the indices `proposed` of the `words` words in `room`, from
+    `read_words`. A column of `hits` has `text` (row), n-gram, begin and end in bytes; `count`
+    columns are in use. Returns the new count, and `hits`, or a larger copy if it was full.
     """
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
     for word in proposed:

@@ -182,7 +182,10 @@ class ItemFrame:
         return {"frame": self.digest}
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
-        """Yield one table of the test items in the frame, with ``source``, ``id`` and ``text``."""
+        """Yield a single table of the frame's test items, with ``source``, ``id`` and ``text``.
+
+        `fields` names the columns to read. The source of all items is "frame".
+        """
         yield fields.items(self.frame, "frame")
 
 

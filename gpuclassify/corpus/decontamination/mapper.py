@@ -217,7 +217,11 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def cut_field(self) -> str | None:
-        """Name of the column for texts without passages; None unless ``cut=True``."""
+        """Name of the output column of cut texts; None unless ``cut=True``.
+
+        A cut text lacks the passages that the document shares with test items whose overlap reaches
+        `threshold`.
+        """
         return (self.kept_text_field or "kept_text") if self.cut else None
 
     def schema(self) -> pa.Schema:
@@ -461,7 +465,11 @@ def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
 
 
 def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.ListArray:
-    """Group values into a list for each document; `documents` has their rows, ascending."""
+    """Group values into a list for each document, null for documents in the mask `is_null`.
+
+    `documents` has the row of each value's document, ascending. Other documents without values get
+    an empty list.
+    """
     sizes = np.bincount(documents, minlength=len(is_null))
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))

@@ -55,10 +55,11 @@ def match_items(index: ItemIndex, hits: Hits) -> Matches:
 def find_passages(
     index: ItemIndex, texts: pa.LargeStringArray, hits: Hits, matches: Matches
 ) -> Spans:
-    """Return the passages of documents that consist of n-grams of matched items.
+    """Return each document's passages that consist of n-grams of the items matched with it.
 
-    `hits` are all occurrences of the index's n-grams in `texts`. The passages are spans without
-    labels, with start and end in characters. Overlapping and adjacent n-grams make one passage.
+    `matches` has the pairs of document and item, and `hits` all occurrences of the index's n-grams
+    in `texts`. The passages are spans without labels, with start and end in characters. Overlapping
+    and adjacent n-grams make one passage.
     """
     items = len(index.ngrams.counts)
     rows, owners = _owners(index, hits.ngrams)
@@ -88,7 +89,11 @@ def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin:
 
 
 def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return pairs of position in `ngrams`, ascending, and index of an item with the n-gram."""
+    """Return positions in `ngrams`, ascending, and the index of an item for each.
+
+    `ngrams` are indices of n-grams. A position is repeated for each item with its n-gram. Both
+    arrays are int64 (pairs,).
+    """
     starts = index.ngrams.owner_starts.astype(np.int64, copy=False)
     sizes = starts[ngrams + 1] - starts[ngrams]
     rows = np.repeat(np.arange(len(ngrams)), sizes)
@@ -98,10 +103,11 @@ def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @compiled
 def _character_offsets(data, starts, documents, begins, ends):
-    """Convert byte offsets of passages in UTF-8 texts to character offsets.
+    """Return the starts and ends of passages in UTF-8 texts as character offsets.
 
-    Passage i is in the text `documents[i]`, from byte `begins[i]` to `ends[i]` of that text;
-    passages are sorted, and do not overlap.
+    `data` has the bytes of all texts, and `starts` the byte offset of each text. Passage i is in
+    the text `documents[i]`, from byte `begins[i]` to `ends[i]` of that text. Passages are sorted,
+    and do not overlap. Both results are new arrays, int64 (passages,).
     """
     first, last = np.empty(len(begins), np.int64), np.empty(len(begins), np.int64)
     at, count, document = 0, 0, -1

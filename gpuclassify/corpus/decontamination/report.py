@@ -37,16 +37,18 @@ MOST_ITEMS = 5  # items listed per benchmark, most frequent first
 class ItemOutcomes(TextOutcomes):
     """Results of `Decontaminate` for some texts, counted and shown in a job's report.
 
-    ``worst`` has the examples by benchmark, as pairs of overlap, and passage and item on two lines.
+    ``worst`` maps each benchmark to its passages with the largest overlaps. Each is a pair of the
+    overlap and a text with two lines: the passage, and the test item.
     """
 
     worst: dict[str, list[list[Any]]] = field(kw_only=True)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the examples in `worst` by benchmark, as the entry ``labels``.
+        """Return the passages in `worst`, by benchmark, as ``{"labels": worst, "dropped": {}}``.
 
-        The entry ``dropped``, for examples by reason to drop rows, is empty. `most` is not used,
-        because `worst` is already limited.
+        A passage is a pair of its overlap with a test item and a text with two lines, passage and
+        item. The entry ``dropped``, for examples by reason to drop rows, is empty. `most` is not
+        used, because `worst` is already limited.
         """
         return {"labels": self.worst, "dropped": {}}
 
@@ -165,7 +167,7 @@ class ContaminationReport(ReportPart):
         return {"contamination": contamination}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return sections of the HTML report about items found and the worst passages.
+        """Return sections of the HTML report about items found, and the largest overlaps.
 
         `report` is the content of ``report.json``; without test items, the sections are empty.
         """
@@ -202,7 +204,11 @@ def _index_counts(directory: Store) -> dict[str, Any]:
 
 
 def _blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return tables of items found, and the `appendix`; `found` is an entry of ``report.json``."""
+    """Return tables of the test items found, and a text for the appendix of a paper.
+
+    `found` is the entry ``contamination`` of ``report.json``. The text describes method and
+    results.
+    """
     items, falls = [], found["falls"]
     for name, counts in found["benchmarks"].items():
         most = ", ".join(f"{item} ({documents:,})" for item, documents in counts["most"])
@@ -235,7 +241,11 @@ def _blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def _worst(groups: Mapping[str, Any]) -> Section:
-    """Return a section with the worst passages; `groups` has results of `worst_passages`."""
+    """Return a section with the passages of the largest overlaps, next to the test items.
+
+    `groups` maps each benchmark to its list from `worst_passages`: pairs of the overlap and a text
+    with two lines, passage and item.
+    """
     blocks: list[Block] = []
     header = ("share", "document, from the passage on", "item")
     for benchmark, pairs in sorted(groups.items()):

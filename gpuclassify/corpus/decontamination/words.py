@@ -158,7 +158,10 @@ def ngram_key(sums, first, width, power):
 
 @compiled
 def power_of(width):
-    """Return ``_START ** width`` modulo 2**64, a factor in `ngram_key`."""
+    """Return the factor of `ngram_key` for n-grams of `width` words.
+
+    It is ``_START ** width`` modulo 2**64, where ``_START`` is the base of the hash.
+    """
     power = np.uint64(1)
     for _ in range(width):
         power *= _START
@@ -167,9 +170,11 @@ def power_of(width):
 
 @compiled
 def _fill_words(data, table, text, starts, hashes, begins, ends):
-    """Write a text's normalized words to the buffers of `new_words`.
+    """Write a text's normalized words to the buffers `text` to `ends`, from `new_words`.
 
-    Returns the number of words, or -1 if a buffer is too small.
+    `data` is the text as UTF-8 bytes, and `table` the `Characters`. `text` gets the words' bytes,
+    `starts` their offsets, `hashes` their hashes, and `begins` and `ends` the bytes of `data` where
+    words begin and end. Returns the number of words, or -1 if a buffer is too small.
     """
     marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
     waiting, count, size, at = 0, 0, 0, 0
@@ -230,9 +235,11 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
 
 @compiled
 def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
-    """Read words from the offset `at` of a text up to its next non-ASCII character.
+    """Read words from byte `at` of a text up to a non-ASCII character, or until buffers are full.
 
-    Arguments are buffers and variables of `_fill_words`; returns new values of the last five.
+    `quick` is the table of `Characters`; `data` to `ends` are as in `_fill_words`. So far, `count`
+    words and `size` bytes are written. `word` is the hash of the unfinished word, and `state` is
+    ``_WORD`` in a word, else ``_GAP``. Returns new values of `at` to `state`.
     """
     one, stop, most = np.uint64(1), np.uint64(len(data)), np.uint64(len(starts) - _ROOM)
     at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # no sign tests
@@ -270,7 +277,8 @@ def _end_word(word, text, size, starts, hashes, count):
 def _write(code, word, text, size):
     """Write a code point as UTF-8 at the offset `size` of the buffer `text`.
 
-    Returns the hash of the word with this character, and the offset after it.
+    `word` is the hash of the word's earlier characters. Returns the hash that includes this
+    character, and the offset after it.
     """
     if code < 0x80:
         text[size] = code

@@ -48,7 +48,7 @@ class Corpus:
 
     @property
     def npartitions(self) -> int:
-        """Number of partitions of the dataset and of the earlier corpus."""
+        """Number of partitions of the dataset and the earlier corpus, if any, together."""
         return self.own_partitions + (0 if self.earlier is None else self.earlier.npartitions)
 
     def empty(self, columns: Sequence[str]) -> pd.DataFrame:
@@ -64,13 +64,14 @@ class Corpus:
         meta: pd.DataFrame,
         **options: Any,
     ) -> dd.DataFrame:
-        """Call a function on each partition of both corpora; return a lazy frame of the results.
+        """Call a function on each partition of the dataset and of the earlier corpus, if any.
 
-        The function is called as ``function(frame, number, *items, **options)``. ``frame`` has a
-        partition's `columns`, in the dataset's library, and ``number`` is the number of the
-        partition. Each sequence in `values` has an item for each partition, which is passed in
-        ``items``. The function returns a pandas frame; `meta` is an empty one. Every call of `map`
-        reads the files again.
+        Returns a lazy frame of the results. The function is called as
+        ``function(frame, number, *items, **options)``. ``frame`` has a partition's `columns`, in
+        the dataset's library, and ``number`` is the number of the partition, counted through both
+        frames, the dataset first. Each sequence in `values` has an item for each partition, which
+        is passed in ``items``. The function returns a pandas frame; `meta` is an empty one. Every
+        call of `map` reads the files again.
         """
         call = dask.delayed(function, pure=True)
         frames = [self.dataset] if self.earlier is None else [self.dataset, self.earlier]

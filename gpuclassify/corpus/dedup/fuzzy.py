@@ -203,9 +203,10 @@ def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.Da
 def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
     """Return columns ``document`` and ``key``, with a row for each document and band.
 
-    `keys` has a column ``document``, and a column of keys for each band. `after` is not used.
-    Passing the edges of the previous pass makes Dask compute them first, which limits the bands
-    that are shuffled at a time.
+    `keys` has a column ``document``, and a column of keys for each band. Keys of different bands
+    differ, except by chance, because they are hashes that include the band's number. `after` is not
+    used. Passing a delayed number of links between documents that were found in earlier bands makes
+    Dask compute these links first, which limits the bands that are shuffled at a time.
     """
     band_keys = keys.drop(columns="document").to_numpy()
     documents = np.repeat(keys["document"].to_numpy(), band_keys.shape[1])
@@ -359,7 +360,11 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_unsettled(pairs: pd.DataFrame) -> int:
-    """Count documents that are linked to a smaller document and to others; 0 ends `star_rounds`."""
+    """Count documents with a link to a smaller number and other links; 0 ends `star_rounds`.
+
+    `pairs` has columns ``document`` and ``neighbour`` (document numbers): each link in both
+    directions, without repeats.
+    """
     neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
     return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
 
@@ -370,7 +375,12 @@ def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Link each document's larger neighbours to the smallest of the document and its neighbours."""
+    """Link each document's larger neighbours to the smallest of the document and its neighbours.
+
+    This is a large-star operation, see `star_rounds`. `pairs` has columns ``document`` and
+    ``neighbour``, each link in both directions. The links are joined by `forest`: the result has
+    columns ``document`` and ``root`` (a smaller number), and one row per document.
+    """
     smallest = pairs.groupby("document")["neighbour"].transform("min")
     edges = pd.DataFrame(
         {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}

@@ -121,7 +121,8 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
 def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
     """Return the row of the smallest id in each row's group, int64 (rows,).
 
-    `kept` has the row of each row's kept document, and defines the groups.
+    `kept` has the row of each row's kept document, and defines the groups. Rows in
+    the mask `is_earlier`, of an earlier corpus, count only in groups without other rows.
     """
     order = ids.array.argsort()
     rank = np.empty(len(order), np.int64)
@@ -177,7 +178,9 @@ def _verified(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compare the texts of each set of candidates; sets begin at the rows `starts` of `members`.
 
-    Returns the arrays of `GroupMatches`, with rows of `members`.
+    `settings` are a `FuzzyDuplicates`, with n-grams and minimum similarity. Returns three arrays
+    (rows,), as in `GroupMatches`: the row in `members` of the document that stays (its own if it
+    stays itself), the similarity to it, and the number of comparisons.
     """
     from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
 

@@ -217,8 +217,10 @@ class Deduplicate(Recipe):
         """Find duplicates, and return a function that removes or marks them in a part of the input.
 
         A part is a file, a piece of one, or a partition of a Dask frame; the function gets the
-        part's frame and its number. Results of earlier runs are read from `steps`. With `is_done`,
-        all parts are written already. Raises TooManyDuplicatesError if a limit is exceeded.
+        part's frame and its number, and returns the changed frame. Results of earlier runs are read
+        from `steps`, and new ones are stored there. `is_done` means that all parts are written
+        already: workers are not checked then, and the function will not be called. Raises
+        TooManyDuplicatesError if a limit is exceeded.
         """
         if not is_done:
             steps.check_workers(self.duplicates.mappers(), self.backend)
@@ -234,7 +236,10 @@ class Deduplicate(Recipe):
     def last_pass(self, job: RecipeJob, results: RowsOfPart) -> Job:
         """Return the job that removes or marks duplicates while it writes the documents.
 
-        `results` is the function from `take_steps`, which is called with each part of the input.
+        `job` is the planned job, which reads the input and writes the output. `results` is the
+        function from `take_steps`. The returned job calls it with the frame and the number of each
+        part of the input (a file, a piece of one, or a partition of a Dask frame), and goes on with
+        the frame that it returns.
         """
         return replace(job, spec=replace(job.spec, before=results))
 
@@ -287,9 +292,11 @@ class Deduplicate(Recipe):
         return from_parts(held, documents._meta[columns])
 
     def _with_ids(self, corpus: Corpus, steps: Steps) -> Duplicates:
-        """Check that ids are unique, and return the settings.
+        """Check that ids are unique, and return the settings with their column as `id_field`.
 
-        If the default column ``id`` fails, `id_field` stays unset: positions identify documents.
+        If the default column ``id`` is missing, or has nulls or repeats, `id_field` stays None, and
+        positions identify documents. If a column that the user named has nulls or repeats, raises
+        RepeatedIdsError. `steps` stores the result of the check for later runs.
         """
         with_ids = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):

@@ -73,9 +73,9 @@ def marks(decisions: pd.DataFrame) -> pd.DataFrame:
     """Return the columns that mark documents in groups of two or more, with document numbers.
 
     `decisions` is the result of `gpuclassify.corpus.dedup.groups.decide`. Columns are ``document``,
-    ``is_duplicate`` (true if removed otherwise), ``duplicate_group`` (the smallest document number
-    of the group), and ``duplicate_similarity`` to the document that stays. Documents of an earlier
-    corpus are left out.
+    ``is_duplicate`` (true if the document would be dropped when removing duplicates),
+    ``duplicate_group`` (the smallest document number of the group), and ``duplicate_similarity`` to
+    the document that stays. Documents of an earlier corpus are left out.
     """
     rows = decisions[(decisions["size"] > 1) & ~decisions["is_earlier"].astype(bool)]
     group = rows.groupby("group", dropna=False)["document"].transform("min")

@@ -185,7 +185,8 @@ def murmur64(value):
 def _hash_ngrams(hashes, tokens, n):
     """Replace the hashes of words, the first `tokens` entries, by hashes of the n-grams.
 
-    Returns the number of n-grams; the entries after them have no meaning.
+    N-grams have `n` words, or all words if there are fewer. Returns the number of n-grams; the
+    entries after them have no meaning.
     """
     size = min(n, tokens)
     for token in range(tokens):
@@ -200,7 +201,10 @@ def _hash_ngrams(hashes, tokens, n):
 
 @compiled
 def _drop_repeats(hashes, count):
-    """Move the distinct values of the first `count`, sorted, to the front; return their number."""
+    """Move the distinct values of the first `count` hashes to the front; return their number.
+
+    These hashes must be sorted, and at least one.
+    """
     distinct = 1
     for at in range(1, count):
         if hashes[at] != hashes[at - 1]:
@@ -261,10 +265,11 @@ def match_groups(
 
 
 class _Sketches(NamedTuple):
-    """Hash table from n-gram hashes to a group's kept documents that have them in their sketch.
+    """Hash table of the documents of one group that stay so far, by the hashes in their sketches.
 
-    A slot is free if its ``owners`` are rows of earlier groups, so that the table need not be
-    cleared between groups.
+    A sketch has a document's smallest n-gram hashes, and one hash of all its n-grams. A slot is
+    free if its ``owners`` are rows of earlier groups, so that the table need not be cleared between
+    groups.
     """
 
     owners: np.ndarray  # int64 (slots, _OWNERS): row + 1 of the last documents with the hash
@@ -338,7 +343,10 @@ def _similarity(ngrams, others, by_containment):
 
 @compiled
 def _count_shared(ngrams, others):
-    """Count the values that two sorted arrays share, in time nearly linear in the shorter one."""
+    """Count the values that two sorted arrays share, in time nearly linear in the shorter one.
+
+    The values in each array must be distinct.
+    """
     if len(ngrams) > len(others):
         ngrams, others = others, ngrams
     shared = at = 0
@@ -358,7 +366,11 @@ def _count_shared(ngrams, others):
 
 @compiled
 def _slot(sketches, ngram, first):
-    """Return the slot of the hash `ngram`, or a free slot; `first` is the group's first row."""
+    """Return the index of the slot of `sketches` that has the hash `ngram`, or else of a free slot.
+
+    `sketches` is the hash table of one group of candidates, and `first` the row of the group's
+    first document. A slot is free if its owners are documents before that row.
+    """
     last = np.uint64(len(sketches.owners) - 1)
     slot = ngram & last
     while sketches.owners[slot, 0] > first and sketches.hashes[slot] != ngram:
@@ -392,10 +404,11 @@ def _whole(ngrams):
 
 @compiled
 def _most_shared(sketches, ngrams, first):
-    """Return the row of the kept document, other than `first`, that is most likely similar, or -1.
+    """Return the row of the kept document that is most likely similar to a text, or -1.
 
-    It has equal n-grams, or else shares most of the text's smallest hashes, each counted 1 / n if n
-    documents have it. Ties go to the first row.
+    `ngrams` are the text's hashes; `first`, the group's first row, was compared already. The
+    document has equal n-grams, or else shares most of the text's smallest hashes in `sketches`,
+    each counted 1 / n if n documents have it. Ties go to the lowest row.
     """
     equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0] - 1
     if equal > first:

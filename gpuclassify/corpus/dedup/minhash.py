@@ -172,10 +172,11 @@ def _scramble_words(data, words):
 
 @compiled
 def _hash_heads(words, size, width, seed, heads):
-    """Hash the first bytes of the window at each byte into `heads`; return the number of bytes.
+    """Write the hash state after the first bytes of the window at each byte to `heads`.
 
-    A window of `width` characters has at least `width` bytes. This number, rounded down to a
-    multiple of four, is hashed for all windows at once.
+    `words` has MurmurHash3's mix of the four bytes at each of the `size` bytes of text; `seed` is
+    the first state. Returns the number of bytes hashed per window: `width` (characters per window,
+    so at least as many bytes) or `size` if less, rounded down to a multiple of four.
     """
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]
@@ -191,7 +192,9 @@ def _hash_heads(words, size, width, seed, heads):
 def _hash_windows(data, words, starts, stops, head, heads, hashes):
     """Write the MurmurHash3_x86_32 of each window to `hashes`; 0 becomes 1.
 
-    Window i is ``data[starts[i]:stops[i]]``, and its first `head` bytes are hashed in `heads`.
+    Window i is ``data[starts[i]:stops[i]]``. By byte of `data`, `heads` has the hash state after
+    the `head` bytes that begin there (a multiple of four), from `_hash_heads`, and `words` the mix
+    of the four bytes that begin there, from `_scramble_words`.
     """
     for window in range(len(hashes)):
         start, stop = starts[window], stops[window]

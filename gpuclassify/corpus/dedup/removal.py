@@ -176,7 +176,11 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
 
 
 def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
-    """Return the numbers of the documents whose ids are in `gone`, in a column ``document``."""
+    """Return the numbers of the documents whose ids are in `gone`, in a column ``document``.
+
+    Both the dataset of `corpus`, which has no earlier corpus, and `gone` have ids in the column
+    `id_name`. Numbers are ``partition << 40 | row``. Raises TypeError if ids cannot be compared.
+    """
     ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
     check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
     are_texts = ours != theirs  # such as two string types, or two integer widths

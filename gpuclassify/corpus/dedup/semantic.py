@@ -242,9 +242,11 @@ def embedding_frame(
 def sample_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Embed a partition's documents, and return the `sample_size` documents with smallest hash.
+    """Return the embeddings of a partition's documents with the smallest hashes.
 
-    Columns are ``number``, the hash, and ``embedding``.
+    There are `sample_size` documents (a value of `settings`), or fewer if the partition has fewer.
+    Texts are embedded by `embedder`; if it is None, embeddings are read from a column. Columns are
+    ``number``, the hash of the text or vector, and ``embedding`` (bytes of float32).
     """
     embeddings = embedding_frame(frame, partition, settings, embedder)
     return take_sample([embeddings[SAMPLE]], settings.sample_size)
@@ -338,11 +340,13 @@ def estimate_documents(numbers: np.ndarray, size: int) -> int:
 
 
 def border_width(threshold: float, width: int) -> float:
-    """Return the typical distance of a near-duplicate from its document, towards a border.
+    """Return the largest distance from the border of a cluster that counts as near it.
 
-    The near-duplicate has the cosine `threshold`, and vectors have `width` dimensions. Unit vectors
-    with cosine t have the distance sqrt(2 - 2 t). A random step in `width` dimensions has the
-    standard deviation 1 / sqrt(width) along any one of them.
+    Near-duplicates of a document this near may be in the cluster beyond the border, where they are
+    missed. It is the typical distance, in the direction of the border, of a near-duplicate from its
+    document: sqrt(2 - 2 t) / sqrt(w) for the cosine t, `threshold`, in w dimensions, `width`. Unit
+    vectors with cosine t have the distance sqrt(2 - 2 t), and a random step in w dimensions has the
+    standard deviation 1 / sqrt(w) along any one of them.
 
     The full distance sqrt(2 - 2 t) would be a strict bound, but not a useful one: 93 to 98% of
     MiniLM's embeddings were nearer to a border, and at most 2% of their pairs were split.
@@ -403,10 +407,11 @@ def _most_similar(
 def _match_within(
     cosines: np.ndarray, first: int, best: np.ndarray, nearest: np.ndarray, limit: float
 ) -> None:
-    """Update `best` and `nearest` with earlier vectors of the same block that stay.
+    """Update `best` and `nearest` of a block's vectors by earlier vectors of the block that stay.
 
-    `cosines` are between the vectors of the block, which begins at the row `first`; a vector goes
-    if its highest cosine, with any vector that stays, is at least `limit`.
+    `best` has each vector's highest cosine with any vector that stays, and `nearest` the row of
+    that vector in the whole cluster. A vector goes if its `best` is at least `limit`. `cosines` are
+    between the vectors of the block, which begins at the row `first`.
     """
     goes = best >= limit
     is_before = np.tri(len(cosines), k=-1, dtype=bool)

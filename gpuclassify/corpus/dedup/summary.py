@@ -78,7 +78,10 @@ class DuplicatesSummary:
 
     @property
     def duplicate_share(self) -> float:
-        """Share of all documents that are duplicates."""
+        """Share of the dataset's documents that are removed or marked as duplicates, 0 to 1.
+
+        The document that stays of each group is not counted, nor is an earlier corpus.
+        """
         return self.duplicates / self.documents if self.documents else 0.0
 
     @property

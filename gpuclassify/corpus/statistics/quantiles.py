@@ -40,9 +40,9 @@ Key = tuple[str, str]  # column, and group as `group_key` returns it
 
 @dataclass(frozen=True)
 class ScoreColumns:
-    """Names of score columns of a frame, and of the columns with weights and groups of rows.
+    """Names of a frame's score columns, and of its columns of row weights and groups.
 
-    Columns of float32 or float16 are compared in float32, others in float64.
+    Scores of float32 or float16 are read and sorted as float32, others as float64.
     """
 
     names: tuple[str, ...]
@@ -237,16 +237,17 @@ class _Weights(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """Sums of weights by column and group, over one read of the data or of some partitions.
+    """Sums of weights by column, group of rows, and prefix of the scores' bits.
 
-    Prefixes of the scores' bits are `width` bits longer than before the pass.
+    They are from one read of the data, called a pass, or of some partitions. Each pass makes the
+    prefixes `width` bits longer than the pass before.
     """
 
     width: int
     by_key: dict[Key, _Weights]
 
     def narrowed(self, width: int) -> _Pass:
-        """Return the sums for prefixes that are only `width` bits longer than before the pass."""
+        """Return the sums for shorter prefixes: `width` bits longer than in the pass before."""
         if width == self.width:
             return self
         left_out = np.uint64(self.width - width)
@@ -316,10 +317,11 @@ def part_sums(
 
 
 def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
-    """Add the sums of several partitions, for prefixes as long as the shortest of them.
+    """Add partitions' sums of weights by column, group of rows, and prefix of the scores' bits.
 
-    If there are more than `most_sums` sums, prefixes are even shorter. Raises ValueError for too
-    many groups, or too large weights.
+    `parts` are results of `part_sums`. Their prefixes are cut to the shortest length among the
+    parts, and further while there are more than `most_sums` sums. Raises ValueError for too many
+    groups, or too large weights.
     """
     width = min(part.width for part in parts)
     pieces: dict[Key, list[_Weights]] = {}
