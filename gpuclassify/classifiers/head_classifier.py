@@ -148,7 +148,11 @@ class HeadClassifierOptions(EmbeddingOptions):
         return all(options.plans_without_model for _, options in self.by_head)
 
     def _values_by_head(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
-        """Return the values of the setting `key` by name of head, without None."""
+        """Return the setting `key`, such as "min_score", as a dict of values by name of head.
+
+        Heads with None are left out; {} if the setting is None. `heads` are all heads' paths by
+        name. Raises TypeError if the setting is no mapping, or names an unknown head.
+        """
         value = getattr(self, key)
         try:
             by_name = {} if value is None else dict(value)
@@ -163,6 +167,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     ) -> ClassifierOptions:
         """Return the settings for running one head, as a classifier with columns of its own.
 
+        `name` is the head's, and `path` its directory or Hub name, perhaps with ``@revision``.
         `by_setting` has, for each setting such as "min_score", its values by head.
         """
         settings = {key: of[name] for key, of in by_setting.items() if name in of}
@@ -355,7 +360,11 @@ def backbone_options(
 
 
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
-    """Return the value of a backbone setting that all heads have in common; None if unknown."""
+    """Return the value of one setting, such as "pooling", that all heads' backbones have in common.
+
+    `setting` is its name, and `backbones` are by name of the head. None if there are none, or if
+    all have None. Raises CheckpointError if values differ; a missing revision is ignored.
+    """
     values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
     if setting == "revision":  # heads may lack a revision
         values = {name: value for name, value in values.items() if value is not None}

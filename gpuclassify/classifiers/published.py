@@ -29,7 +29,11 @@ class EuroFilterModel(PinnedModel):
     """
 
     def read(self) -> Checkpoint:
-        """Read the checkpoint's description from its ``config.json``, and add the two outputs."""
+        """Read the checkpoint's description from ``config.json``, and add the network's outputs.
+
+        The file does not describe them: a score, "educational_value", and a probability,
+        "is_educational".
+        """
         outputs = ("educational_value", "is_educational")
         return replace(
             super().read(), layout=SCORE_AND_PROBABILITY, labels=outputs, problem_type=REGRESSION
@@ -67,9 +71,10 @@ class Published:
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, **settings: object) -> TextMapper:
-        """Build the classifier with the entry's settings, which `settings` override.
+        """Build the classifier with the settings of this entry, which `settings` override.
 
-        Raises ValueError for a family, because only one of its checkpoints can be run.
+        Raises ValueError if the entry stands for several checkpoints, such as one per language,
+        because only one of them can be run.
         """
         if self.variants:
             first, *_ = words = [*self.variants]
@@ -92,16 +97,20 @@ class Published:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Default settings of the class, by name, overridden by the settings of the entry.
+        """Default settings of the class by name, overridden by the published classifier's settings.
 
-        In a family, names of columns contain `variant`, such as "LANGUAGE", in place of the word.
+        If this entry of the catalogue stands for several checkpoints, such as one per language, the
+        names of model and columns contain the placeholder `variant`, such as "LANGUAGE", instead of
+        the language.
         """
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 
     def of(self, variant: str) -> Published:
-        """Return the entry for one checkpoint of a family, such as for one language.
+        """Return the entry for one of the checkpoints that this entry stands for.
 
-        `variant` is the word that users type for it. Raises ValueError for an unknown word.
+        An entry of the catalogue may stand for several, such as one per language. `variant` is the
+        word that users type for the checkpoint, such as "deu_Latn". Raises ValueError for an
+        unknown word.
         """
         if variant not in self.variants:
             raise ValueError(
@@ -129,20 +138,32 @@ def _same(words: str) -> dict[str, str]:
 
 
 def _scores(stem: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes a score from 0 to 5, as number and integer."""
+    """Return settings of a classifier that writes a score from 0 to 5, as number and integer.
+
+    The columns are ``<stem>_score`` and ``<stem>_int_score``. `settings` are further settings,
+    which override these.
+    """
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}
 
 
 def _regression(score_field: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes the outputs of a regression to one column."""
+    """Return settings of a classifier that writes regression outputs to the column `score_field`.
+
+    `labels` are the names of the network's outputs, in order. Several are written as a struct with
+    these fields, one as a number. `settings` are further settings, which override these.
+    """
     form = {"score_format": "struct"} if len(labels) > 1 else {}
     named = {"problem_type": REGRESSION, "score_field": score_field, "labels": labels}
     return {**named, **form, **settings}
 
 
 def _classes(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes a label and, as a struct, all probabilities."""
+    """Return settings of a classifier that writes a label and, as a struct, all probabilities.
+
+    The columns are ``<stem>_label`` and ``<stem>_scores``. `labels` are in the order of the model's
+    outputs. `settings` are further settings, which override these.
+    """
     names = {"label_field": f"{stem}_label", "score_field": f"{stem}_scores"}
     return {**names, "score_format": "struct", "labels": labels, **settings}
 
@@ -152,7 +173,11 @@ def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any
 
 
 def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes a column of labelled character ranges."""
+    """Return settings of a classifier that writes labelled character ranges to ``<stem>_spans``.
+
+    `labels` are the labels of the ranges to write; without any, all are written. `settings` are
+    further settings, which override these.
+    """
     named = {"labels": labels} if labels else {}
     return {"spans_field": f"{stem}_spans", **named, **settings}
 

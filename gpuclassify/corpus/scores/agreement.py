@@ -285,9 +285,11 @@ def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
 def _figures(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], kind: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield name, columns, number of rows, value, and ends of the 95% interval of each statistic.
+    """Yield each statistic as a tuple: name, columns, rows, value, and ends of its 95% interval.
 
-    The name is a key of `FIGURES`. Value and ends are NaN if undefined.
+    `values`, float64 (rows, columns), are of the columns `names`: label indices if `kind` is
+    "labels", numbers if it is "grades" or "scores", NaN for null. `weights` are of the rows. The
+    name is a key of `FIGURES`. Value and ends are NaN if undefined.
     """
     calls: list[tuple[str, np.ndarray, Figures]] = []
     for one, other in itertools.combinations(range(len(names)), 2):
@@ -309,11 +311,13 @@ def _figures(
 
 
 def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function from row indices to figures of the columns `a` and `b`, for `bootstrap`.
+    """Return a function from row indices to statistics of the columns `a` and `b`, for `bootstrap`.
 
-    It is called a thousand times, so scikit-learn, at milliseconds per call, is too slow, and
-    scipy's correlation takes no weights.
+    The columns are label indices if `kind` is "labels", with the statistics "same" and "kappa";
+    numbers if it is "scores", with "spearman" and "difference"; "grades" have all four.
     """
+    # scikit-learn takes milliseconds per call, and the bootstrap calls a thousand times. scipy's
+    # correlation takes no weights.
     codes = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     labels = [column.astype(np.int64) for column in (a, b)] if kind == "labels" else []
     count = int(max(a.max(), b.max())) + 1 if labels else 0
@@ -343,7 +347,8 @@ def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) 
 def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
     """Return a function from row indices to Krippendorff's alpha, for `bootstrap`.
 
-    Alpha is nominal for `kind` "labels", else interval. Each row has at least two values.
+    `values` are float64 (rows, columns), NaN for null, with at least two in each row; `weights` are
+    of the rows. Alpha is nominal for `kind` "labels", else interval.
     """
     is_given = ~np.isnan(values)
     counts = is_given.sum(axis=1)
@@ -387,9 +392,11 @@ def _confusions(
 def _differing(
     frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
 ) -> pd.DataFrame:
-    """Return the rows of `frame` whose `values` differ, largest difference first.
+    """Return the rows of `frame` whose `values` differ, largest difference first, at most 1,000.
 
-    Ties are sorted by weight, then by content, so that the order of rows does not matter.
+    `values`, float64 (rows, columns), are label indices if `kind` is "labels", else numbers; NaN is
+    null. A difference is the number of distinct labels, or the range of the numbers. Ties are
+    sorted by weight, largest first, then by content, so that the order of rows does not matter.
     """
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":

@@ -136,7 +136,11 @@ class Comparison:
 
 
 def _outcome(row: Mapping[Any, Any], side: str) -> str:
-    """Format one classifier's result for a row of `moved`, such as "spam 0.93, dropped"."""
+    """Format one classifier's label, score and decision for a row, as in "spam 0.93, dropped".
+
+    `row` is a row of `Comparison.moved`. `side`, "a" or "b", is the suffix of the classifier's
+    columns in it.
+    """
     label, score = row[f"label_{side}"], row[f"score_{side}"]
     known = (f"{label}" * bool(pd.notna(label)), f"{score:.4g}" * bool(pd.notna(score)))
     return " ".join(filter(None, known)) + ", dropped" * (not row[f"kept_{side}"])
@@ -241,7 +245,12 @@ class _Run:
             self.scores = best[:, None]
 
     def values(self) -> pd.DataFrame:
-        """Return a frame with ``label``, ``score`` (the largest of a row) and ``kept``."""
+        """Return a frame with a row per input row: ``label``, ``score`` and ``kept``.
+
+        ``score`` is the largest of a row's scores, which are probabilities, numbers, or values of
+        an embedding. ``kept`` is whether the classifier's filters keep the row; True without
+        filters.
+        """
         rows = len(self.texts)
         return pd.DataFrame(
             {

@@ -214,7 +214,12 @@ class AssignBuckets(Pipeline):
         return source, edges
 
     def _score(self, job: RecipeJob, steps: Steps, scoring: Chain) -> Source:
-        """Score the documents not scored yet, and return the source of all scored copies."""
+        """Score documents by the classifiers `scoring`; return a source of the scored documents.
+
+        `steps` writes copies of the documents with their scores to ``_buckets/scored/`` of the
+        output, which the source reads. Documents that an earlier run of the job scored are not
+        scored again.
+        """
         scores = steps.job(
             SCORED,
             job.source,
@@ -230,8 +235,8 @@ class AssignBuckets(Pipeline):
     def last_pass(self, job: RecipeJob, results: tuple[Source, ScoreEdges] | None) -> Job:
         """Return the job that adds score buckets to documents, and writes them.
 
-        `results` are the source of scored documents, and the edges; if None, `job` is returned as
-        it is.
+        `job` is the planned job. `results` are from `take_steps`: the source of scored documents,
+        and the edges of the buckets; if None, `job` is returned as it is.
         """
         if results is None:
             return job
@@ -243,7 +248,11 @@ class AssignBuckets(Pipeline):
         return job.with_stages([self.buckets.with_edges(edges)])
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the scored copies; return `summary` with the classifiers' row counts added."""
+        """Remove scored copies of documents that an earlier step wrote; return the job's summary.
+
+        `summary` gets the counts of rows read and left out from the step that ran the classifiers,
+        because only that step reads the input of `job`. `steps` stores the copies.
+        """
         report = steps.take_over(SCORED, job, _scoring(job).report_parts)
         if report:
             vars(summary).update({name: report[name] for name in READ_ONCE})

@@ -157,7 +157,8 @@ class Mix(Saved):
     def check_saved(self) -> None:
         """Raise ValueError unless each cell has a value per column of `by`, and valid numbers.
 
-        Numbers are finite and not negative, epochs are at most `max_epochs`, and a cell has tokens.
+        Numbers are finite and not negative, epochs are at most `max_epochs`, and at least one cell
+        has tokens.
         """
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, cell in self.cells.items():
@@ -208,9 +209,10 @@ class Mix(Saved):
             return self.compared(counting, read_columns(dataset, counting.read_fields, on_error))
 
     def counting(self, token_field: str) -> MixSettings:
-        """Return settings to count rows and tokens by this mixture's cells.
+        """Return settings to count the rows and tokens of a selection by this mixture's cells.
 
-        `token_field` is the column of numbers of tokens.
+        A cell is the rows with equal values in the columns `by`. `token_field` is the column of
+        numbers of tokens.
         """
         return MixSettings(by=self.by, tokens=self.tokens, token_field=token_field)
 
@@ -219,8 +221,9 @@ class Mix(Saved):
     ) -> MixComparison:
         """Count a selection's rows and tokens by cell, and compare them with this mixture.
 
-        `counting` is a result of the method `counting`. `compute` runs a list of delayed tasks, and
-        returns their results.
+        `dataset` is the selection. `counting` are the settings that `Mix.counting` returns: the
+        columns that define cells, and the column of numbers of tokens. `compute` runs a list of
+        delayed tasks, and returns their results.
         """
         counts = counting.count(dataset, compute)
         found = {group_value(cell): count for cell, count in counts.items()}
@@ -398,8 +401,9 @@ class MixSettings(Declared):
     def count(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Counts:
         """Count rows and tokens by cell, the combination of values of the columns `by`.
 
-        Returns (rows, tokens) by the cell's values as a JSON list, sorted. `compute` runs a list of
-        delayed tasks, and returns their results.
+        Returns a dict from cell to (rows, tokens), sorted by cell. A cell is the JSON text of the
+        list of its values, such as ``'["News", 3]'``. `compute` runs a list of delayed tasks, and
+        returns their results.
         """
         frame = as_dask(dataset)
         self.check(frame._meta)

@@ -325,7 +325,11 @@ class _Files:
         return tasks
 
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Read the drawn rows; return the rows of `drawn` that can be read, and the rows read."""
+        """Read the rows that `drawn` lists; return the readable rows of `drawn`, and the rows read.
+
+        `drawn` has a row for each row in the sample, with its file and position in the file. The
+        rows read have all columns of the files. `draw` has the settings of the sample.
+        """
         call, fields = dask.delayed(_rows_at, pure=True), self._fields(draw)
         by_piece = {n: drawn[AT][drawn[PART] == n].tolist() for n in drawn[PART].unique().tolist()}
         tasks = [
@@ -346,7 +350,10 @@ class _Files:
 
 @dataclass(frozen=True)
 class _RowFilter:
-    """Filter that keeps the rows with the given row numbers, sorted, while a file is read."""
+    """Filter that keeps the rows at given positions, sorted, while a file is read.
+
+    A position is a row number in Parquet, or the byte offset of a line.
+    """
 
     read_fields: tuple[str, ...]
     numbers: list[int]
@@ -358,7 +365,12 @@ class _RowFilter:
 def _rows_at(
     part: Part, schema: InputSchema, fields: tuple[str, ...], numbers: list[int], on_error: OnError
 ) -> tuple[pa.Table, np.ndarray]:
-    """Read the rows with these ascending numbers; return them, and a mask of the numbers found."""
+    """Read the rows at the ascending positions `numbers` in the file `part`, with all columns.
+
+    A position is a row number in Parquet, or the byte offset of a line. `fields` are the columns
+    that are read first, to find the rows. Returns the rows, and a mask of `numbers`, False for rows
+    that `on_error` "quarantine" leaves out because they are unreadable.
+    """
     rows, schema = _RowFilter(fields, numbers), replace(schema, has_positions=True)
     annotations = AnnotationReader(part, schema)
     table, problems, _ = read_chosen(part, schema, on_error, annotations, rows)
@@ -370,9 +382,11 @@ def _rows_at(
 def _candidates_of_part(
     part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str], on_error: OnError
 ) -> Candidates:
-    """Read the files of `part`, numbered from `first`, and return rows that may be in the sample.
+    """Read the files of `part`, and return the rows that may be in the sample.
 
-    Their `names` are hashed with row numbers if rows have no ids.
+    `first` is the index of the part's first file (or range of a file) among those of all parts; a
+    row is identified by this index and its position. `names` are of the part's files, and are
+    hashed with the positions if the sample's settings `draw` have no column of ids.
     """
     annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
@@ -407,7 +421,12 @@ class _Partitions:
         return [call(part, draw, number) for number, part in enumerate(parts)]
 
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Compute the drawn rows in the order of `drawn`; there are more if ids are not unique."""
+        """Compute the rows that `drawn` lists; return `drawn`, and these rows in its order.
+
+        `drawn` has a row for each row in the sample, with its partition and the hash of its id.
+        `draw` has the settings of the sample. If ids are not unique, more rows are returned, in any
+        order.
+        """
         call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
         keys = drawn[KEY].to_numpy()
         # Dask joins small files if few columns are read, so the numbers of partitions may differ.

@@ -156,7 +156,10 @@ class ApplyThresholds(Declared, RowFilter):
         return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
-        """Return the mask of rows to keep, and count them for the report if a job runs."""
+        """Return the mask of rows to keep, bool (rows,); if a job runs, count them for its report.
+
+        `frame` is a pandas frame with the columns of scores and groups.
+        """
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
@@ -174,7 +177,12 @@ class ApplyThresholds(Declared, RowFilter):
         return keep
 
     def _probabilities(self, frame: Any) -> np.ndarray | None:
-        """Return the calibrated probability of each row, NaN if it is unknown."""
+        """Return the calibrated probability of a positive label for each row, float64 (rows,).
+
+        NaN if the row has no score, or its group no calibration. None if `probability_field` is not
+        set, so that no column needs them. `frame` is a pandas frame with the columns of scores and
+        groups.
+        """
         if self.probability_field is None:
             return None
         values = self.columns.values(frame, self.thresholds.score)

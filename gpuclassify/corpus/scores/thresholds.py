@@ -61,7 +61,7 @@ _RELIABILITY = (
 
 @dataclass(frozen=True)
 class GroupThreshold:
-    """Threshold of one group of rows.
+    """Threshold of one group of rows, such as the rows of a language, with its figures.
 
     Attributes
     ----------
@@ -76,11 +76,13 @@ class GroupThreshold:
         ``precision``, ``recall`` and ``keep_share`` at the threshold: value, and low and high end
         of its 95% interval. Empty without a threshold.
     best_precision : float
-        The highest precision at any threshold. If thresholds are cautious, the highest lower end of
-        the target's interval.
+        Highest precision at any threshold. With ``cautious=True``, the lower end of the target's
+        95% interval must reach the asked value. Then this is the highest lower end at any
+        threshold, of the precision or the recall, whichever is the target.
     calibration : dict, optional
-        Probability of a positive label by score: points of a piecewise linear function, or slope
-        and intercept of a sigmoid.
+        Probability of a positive label by score: ``scores`` and ``probabilities``, lists of the
+        points of a piecewise linear function, or ``slope`` and ``intercept`` of a sigmoid. None if
+        no calibration was asked for.
     reliability : list of [float, float, float, float, int]
         Ten bins of rows: mean probability, predicted from other rows, share of rows with a positive
         label, both ends of its interval, and number of rows.
@@ -363,7 +365,12 @@ class _LabelColumns:
     weight: str | None
 
     def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
-        """Return labelled rows by group (a value as JSON), and the number of rows left out."""
+        """Return labelled rows by group, and the number of rows left out.
+
+        Rows without a label, a score or a weight are left out. A group's key is its value as JSON
+        text, such as ``'"de"'``; "null" without a column of groups. Raises ValueError if no row is
+        left, or if all or none have a positive label.
+        """
         frame = as_dask(labelled)
         names = [*filter(None, [self.label, self.weight])]
         require_columns(frame._meta, names)
@@ -390,7 +397,11 @@ class _LabelColumns:
         return groups, left_out
 
     def part(self, frame: Frame) -> PartRows:
-        """Read the labelled rows of one partition."""
+        """Read the labelled rows of one partition.
+
+        Returns the rows by group, in any order, the number of rows without label, score or weight,
+        and some of the labels as text.
+        """
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
         scores = self.scores.values(frame, *self.scores.names)
@@ -453,10 +464,11 @@ class _Sums(NamedTuple):
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
 ) -> GroupThreshold:
-    """Find the lowest score of one group above which a target, such as precision, reaches `value`.
+    """Find a group's minimum score to keep so that `target`, such as "precision", reaches `value`.
 
-    Returns the threshold with an interval, whose ends are the scores where `value` leaves the 95%
-    confidence interval of the target.
+    It is the lowest such score for "precision", else the highest. With `cautious`, the lower end of
+    the target's 95% interval must reach `value`. The threshold's interval ends where `value` leaves
+    the target's. `calibration`, "isotonic" or "sigmoid", also fits probabilities; None does not.
     """
     # Last row of each distinct score, because rows with equal scores are kept together.
     last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))
@@ -464,7 +476,12 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, indices: Any) -> tuple[Any, Any]:
-        """Return a figure at each threshold, and its denominator in independent rows."""
+        """Return the share `name`, such as "precision", at some thresholds, and its denominator.
+
+        `indices`, a number or slice, are of the thresholds among the distinct scores, in descending
+        order. The denominator is the effective number of rows: unweighted rows that give the share
+        the same variance.
+        """
         part = kept if name == "keep_share" else right
         whole, at = (kept, indices) if name == "precision" else (part, -1)
         known = part.weights[indices] / whole.weights[at]
@@ -531,7 +548,10 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return the name and value of the only target that is not None, such as ("precision", 0.9)."""
+    """Return the name and value of the only target that is not None, such as ("precision", 0.9).
+
+    `targets` are by name. Raises TypeError or ValueError unless one is set, to a share above 0.
+    """
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         raise ValueError(
@@ -546,7 +566,11 @@ def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
 
 
 def _unreached(target: str, value: float, cautious: bool, groups: Iterable[GroupThreshold]) -> str:
-    """Return the message that no threshold of `groups` reaches the target, with the best value."""
+    """Format a message that no threshold of `groups` reaches `value`, with the best value reached.
+
+    `target` names the figure that must reach it, such as "precision". With `cautious`, the lower
+    end of its 95% interval must, and the best lower end is named.
+    """
     best = math.floor(1_000 * max(group.best_precision for group in groups)) / 1_000
     which = "lower end" if cautious else target
     return (

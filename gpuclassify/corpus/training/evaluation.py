@@ -398,7 +398,12 @@ def _evaluate_regression(
 def _evaluate_decisions(
     targets: np.ndarray, decided: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, Any], Figures]:
-    """Compute tables of `Evaluation`, and a function for the bootstrap, from label indices."""
+    """Compare annotated and predicted labels: tables, and a function that computes figures.
+
+    `targets` (annotated) and `decided` (predicted) are indices in `labels`, int64 (rows,). Tables
+    are `labels`, `baseline` and `confusion` of `Evaluation`, by name. The function is for the
+    bootstrap: from row indices to ``accuracy`` and ``macro_f1``.
+    """
     from sklearn.metrics import precision_recall_fscore_support
 
     positions, is_right = np.arange(len(labels)), targets == decided
@@ -435,7 +440,11 @@ def _label_figures(precision: float, recall: float, f1: float, count: int) -> di
 
 
 def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """Compute a precision-recall curve for each label that ten rows have, and ten lack."""
+    """Compute a precision-recall curve for each label that at least ten rows have, and ten lack.
+
+    `scores` and `has_label`, bool, are (rows, labels). Returns `curves` of `Evaluation`, a list of
+    [threshold, precision, recall, share of rows kept] by label, and `undrawn`, the other labels.
+    """
     from sklearn.metrics import precision_recall_curve
 
     curves: dict[str, list[list[float]]] = {}
@@ -452,6 +461,7 @@ def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) ->
 def _areas(scores: np.ndarray, has_label: np.ndarray) -> list[float | None]:
     """Compute the area under each label's ROC curve by Mann and Whitney's U statistic.
 
+    `scores` and `has_label`, bool, are (rows, labels). None if all rows have a label, or no row.
     scikit-learn's roc_auc_score takes milliseconds per column, too long for a bootstrap.
     """
     from scipy.stats import rankdata
@@ -470,7 +480,11 @@ def _errors(errors: np.ndarray) -> dict[str, float]:
 
 
 def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
-    """Return a histogram of scores for each bin of annotated numbers; bins begin at `edges`."""
+    """Return a histogram of `scores` for each bin of `numbers`, the rows' annotated values.
+
+    Bins of `numbers` begin at `edges`. ``spread`` of the result is a list of [edge, counts], with
+    counts of scores in 24 equal bins from ``lowest`` to ``highest``.
+    """
     bins = np.searchsorted(edges, numbers, side="right") - 1
     lowest, highest = float(scores.min()), float(scores.max())
     highest = highest if highest > lowest else lowest + 1

@@ -148,7 +148,11 @@ def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
 def _cached(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """Return embeddings from a file in `directory`; without one, call `make`, and save them."""
+    """Return embeddings from a file in `directory`; if there is none, call `make` and save them.
+
+    A digest of `embedder` and `digests`, which stand for the texts, is the file's name. A damaged
+    file is replaced. If `directory` is None, `make` is called, and nothing is saved.
+    """
     from safetensors.numpy import save_file
 
     if directory is None:

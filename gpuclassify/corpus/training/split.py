@@ -74,9 +74,10 @@ def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 class _Deal:
-    """Assignment of groups to parts, ``part_of``; at first all groups are in the train part.
+    """Assignment of groups of rows to parts: 0 is train, 1 validation, and 2 test.
 
-    `counts` has the number of rows of each group and stratum, int64 (groups, strata).
+    ``part_of`` has the part of each group; at first all are in the train part. `counts` has the
+    number of rows of each group and stratum, int64 (groups, strata).
     """
 
     def __init__(self, counts: np.ndarray) -> None:
@@ -90,9 +91,11 @@ class _Deal:
         self.trained = counts.sum(axis=0)  # rows of the train part by stratum
 
     def deal(self, order: np.ndarray) -> None:
-        """Assign each group to the part that lacks most rows of its share, in the order of indices.
+        """Assign each group to the part that lacks most rows of its share of those assigned so far.
 
-        The first group of each stratum stays in the train part.
+        `order` lists the indices of all groups in the order of assignment. A group that is too
+        large for the rest of a part's final share does not go there. The first group of each
+        stratum stays in the train part.
         """
         so_far = [0.0] * len(PARTS)
         trains = set(order[(self.counts[order] > 0).argmax(axis=0)].tolist())  # one per stratum
@@ -107,7 +110,12 @@ class _Deal:
                 self._move(group, part)
 
     def fill(self, largest_first: np.ndarray) -> None:
-        """Move groups from the train part to the others, up to their shares; leave none empty."""
+        """Move groups from the train part to validation and test, up to their shares of the rows.
+
+        `largest_first` are the indices of all groups by number of rows. A part that is still empty
+        gets the smallest group. The last moves, in both directions, bring the numbers nearer to the
+        shares.
+        """
         held_out = range(1, len(PARTS))
         for part in held_out:
             for group in self._groups_of(0, largest_first):
@@ -123,7 +131,12 @@ class _Deal:
             pass
 
     def _move_nearer(self, part: int, order: np.ndarray) -> bool:
-        """Move a group to or from a held-out part if that brings the part nearer to its share."""
+        """Move one group to or from a part if that brings its number of rows nearer to its share.
+
+        `part` is 1, validation, or 2, test. Groups come from or go to the train part. The group
+        that brings it nearest is moved, the first one in `order`, group indices, if several do.
+        Returns whether a group was moved.
+        """
         lacking, parts = self.lacking[part], self.part_of[order]
         moves = np.where(parts == part, -1, 1) * self.sizes[order]
         can_move = (parts == 0) | (parts == part) if (parts == part).sum() > 1 else parts == 0
@@ -154,10 +167,11 @@ class _Deal:
 def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]:
     """Join groups that share a text, unless the joined group is too large for the train part.
 
-    `groups` and `texts` are each row's group and text, int64 (rows,), numbered from 0. Texts in few
-    groups are joined by first, because a text in very many, such as an error page, would join
-    everything. Returns the joined group of each row, and the number of texts that are still in
-    several groups.
+    `groups` and `texts` are each row's group and text, int64 (rows,), numbered from 0. A text joins
+    all groups that contain it. Texts in few groups are used first, because a text in very many,
+    such as an error page, would join everything; texts that would make a group of more than 80% of
+    the rows, and all later ones, are not used. Returns the joined group of each row, and the number
+    of texts that are still in several groups.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -171,7 +185,10 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     rank[shared[np.argsort(group_counts[shared], kind="stable")]] = np.arange(len(shared))
 
     def joined(count: int) -> np.ndarray:
-        """Return each row's group after groups with one of the first `count` texts are joined."""
+        """Return each row's group after each of the first `count` texts joins the groups with it.
+
+        Texts that are in several groups are ordered by the number of groups, fewest first.
+        """
         is_first = rank[pair_texts] < count
         ends = pair_groups[is_first], nodes + pair_texts[is_first]
         edges = coo_array(
@@ -195,8 +212,9 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
 def refuse_small(parts: Mapping[str, np.ndarray], groups: np.ndarray) -> None:
     """Raise ValueError if large groups leave the validation or test part too few rows.
 
-    `parts` has row indices by name of the part. Too few are fewer than 100 rows that are also fewer
-    than half of the part's share. `groups` are the groups of all rows.
+    Each of these parts should have 10% of all rows. Too few are fewer than half of this number and
+    fewer than 100. `parts` has row indices by name of the part. `groups` are the groups of all
+    rows, (rows,); the message has the size of the largest.
     """
     rows = len(groups)
     for name in PARTS[1:]:

@@ -72,7 +72,10 @@ class Task(ABC):
 
     @abstractmethod
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return the stratum of each row for a stratified split, int64 (rows,) from 0."""
+        """Return the stratum of each row for a stratified split, int64 (rows,) from 0.
+
+        `targets` are the labels as numbers.
+        """
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
         """Return the name of each stratum: the labels, and "" for rows without a label.
@@ -137,16 +140,26 @@ class Classes(Task):
             )
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Return the number of rows of each label, by label."""
+        """Return the number of rows of each label, by label.
+
+        `targets` are indices of labels in `outputs`.
+        """
         counts = np.bincount(targets, minlength=len(outputs)).tolist()
         return dict(zip(outputs, counts, strict=True))
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return the index of each row's label, so that parts have similar shares of each label."""
+        """Return the index of each row's label as its stratum, for a stratified split.
+
+        The train, validation and test part then have similar shares of each label. `targets` are
+        these indices already.
+        """
         return targets
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the cross-entropy of each row, float32 (rows,), from logits and label indices."""
+        """Compute the cross-entropy of each row, float32 (rows,), from logits and label indices.
+
+        `outputs` are the logits, (rows, labels), and `targets` the indices.
+        """
         from torch.nn import functional as F
 
         return F.cross_entropy(outputs, targets, reduction="none")
@@ -217,7 +230,10 @@ class MultiLabel(Task):
         return dict(zip(outputs, counts, strict=True)) | without
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return the index of each row's rarest label; rows without a label get the next index."""
+        """Return the index of each row's rarest label; rows without a label get the next index.
+
+        `targets` are 1 for the labels of a row, else 0, (rows, labels).
+        """
         rarest_first = np.argsort(targets.sum(axis=0), kind="stable")
         rarest = rarest_first[targets[:, rarest_first].argmax(axis=1)]
         return np.where(targets.any(axis=1), rarest, targets.shape[1])
@@ -283,18 +299,21 @@ class Regression(Task):
             )
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return a stratum for each grade, or ten strata with about equal numbers of rows.
+        """Return the index of each row's stratum for a stratified split, int64 (rows,) from 0.
 
-        Targets are grades if they are few whole numbers. The result is int64 (rows,).
+        If `targets` are grades (few whole numbers), each grade is a stratum. Otherwise there are
+        ten strata, of ascending numbers, with about equal numbers of rows.
         """
         if grades_of(targets) is not None:
             return np.unique(targets, return_inverse=True)[1]
         return np.digitize(targets, np.quantile(targets, np.arange(1, BINS) / BINS))
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-        """Return the name of each stratum: its grade as text, or "" if targets are no grades.
+        """Return the name of each stratum, in the order of the indices that `strata` returns.
 
-        Grades are few whole numbers.
+        If `targets` are grades (few whole numbers), each distinct one is a stratum, with the grade
+        as text as its name. Otherwise there are ten strata, all with the name "". `outputs` is not
+        used.
         """
         return [f"{grade:g}" for grade in np.unique(targets)] if grades_of(targets) else [""] * BINS
 
@@ -335,10 +354,11 @@ def row_weights(
 
 
 def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless every label has three examples, one for each part.
+    """Raise ValueError unless every label has at least three examples: rows that have the label.
 
-    The parts are train, validation and test. For several labels per text, three rows without the
-    label are needed, too.
+    Three are one for each part: train, validation and test. `targets` are the labels of all rows as
+    numbers, and `outputs` the names of the labels. If a text has several labels, each label also
+    needs at least three rows without it.
     """
     counts = task.examples(targets, outputs)
     rare = [f"{label!r} ({count})" for label, count in counts.items() if count < LEAST_EXAMPLES]

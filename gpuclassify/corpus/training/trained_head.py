@@ -419,7 +419,8 @@ def _fit(
 ) -> TrainedHead:
     """Split rows, train, and evaluate on the test part, or by cross-validation if that is small.
 
-    With `validation` rows, the validation part of `labelled` is used for training, too.
+    `settings` are arguments of `Head.fit` by name. With `validation` rows, the validation part of
+    `labelled` is used for training, too; None validates on that part.
     """
     labels = task.read(labelled.labels)
     outputs = task.outputs(labels)
@@ -499,7 +500,11 @@ def _fit(
 
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return tables about a head's data, settings and versions, for the page and the card."""
+    """Return tables about a head, "Data", "Settings" and "Versions": values by name, by title.
+
+    `record` is the head's training record. The tables are for the HTML page of its evaluation, and
+    for its model card.
+    """
     named = {name: value for name, value in record["settings"].items() if value is not None}
     trained = {name: value for name, value in record["training"].items() if name != "losses"}
     return {
@@ -510,7 +515,10 @@ def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _check_fit(settings: Mapping[str, Any]) -> None:
-    """Raise if arguments of `Head.fit` are invalid, or libraries are missing, before embedding."""
+    """Raise if arguments of `Head.fit` are invalid, or libraries are missing, before embedding.
+
+    `settings` are the arguments by name. Errors are TypeError, ValueError and ModuleNotFoundError.
+    """
     check_values(
         TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
     )
