@@ -90,9 +90,11 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
 
 
 def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> Job:
-    """Return the job with its columns cast to the set's Arrow types, where these hold the values.
+    """Return the job with the columns that it writes cast to their types in the annotation set.
 
-    Raises AnnotationError if a type does not hold the values of `new` files, not annotated yet.
+    A column keeps its type if the set lacks it, or its type there cannot hold all values of the
+    job's type, as int32 cannot for int64. The latter raises AnnotationError if `new` is not empty:
+    the input files that the job annotates for the first time, named in the message.
     """
     fields = []
     for field in job.spec.schema:

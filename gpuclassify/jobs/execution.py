@@ -244,7 +244,11 @@ def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
 
 
 def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
-    """Raise MisfitError if the weights are larger than the free memory of the mapper's device."""
+    """Raise MisfitError if a model's weights are larger than the free memory of its device.
+
+    The CPU's free memory is `memory_bytes`, this worker's share of the host's; a GPU's is measured.
+    Nothing is checked if this process holds other models, because these can be evicted.
+    """
     from gpuclassify.inference.residency import MODELS
 
     if MODELS.keys():  # loading evicts these if necessary

@@ -66,7 +66,7 @@ class PartsNote(str):
         """Make the note that is added to an error which stops a job, to say how to continue.
 
         It states the number of output parts that are written. With a `client`, it adds that workers
-        may still end parts.
+        may still finish parts; None if the job ran in this process.
         """
         parts = "parts that are done"
         with contextlib.suppress(Exception):  # listing may fail for the same reason as the job
@@ -82,9 +82,10 @@ class PartsNote(str):
     @classmethod
     @contextlib.contextmanager
     def counted_again(cls) -> Iterator[None]:
-        """Count the written parts anew in the notes of this class on errors that leave the block.
+        """Update the number of written parts in the notes of an error that leaves the block.
 
-        Put it around the block that ends the workers, which may write parts until then.
+        Notes are the texts that ``add_note`` attaches to an exception; only those of this class are
+        updated. Put it around the block that ends the workers, which may write parts until then.
         """
         try:
             yield
@@ -121,12 +122,12 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Title of the work in progress, for people: the names of the stages."""
+        """Title of the work in progress, for people: names of its stages, such as classifiers."""
         return self.spec.chain.__name__ if self.spec.chain.mappers else "Writing rows"
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Numbers and sections that the stages add to the report."""
+        """Numbers and sections that the stages, such as classifiers, add to the report."""
         return self.spec.chain.report_parts
 
     def needs_workers(self) -> bool:
@@ -151,8 +152,10 @@ class Job:
     def write(self, client: Client | None, report: Report | None) -> JobSummary:
         """Write the missing parts, then the report and the manifest; upload the output.
 
-        The client must be current already. `report` is called as in `run`. Returns the summary of
-        all parts, also of parts that an earlier run wrote.
+        Parts are written by workers of `client`, which must be Dask's current client already, or by
+        this process if it is None. ``report(parts_done, parts, summary_so_far)`` is called at first
+        and after every part, and not if it is None. Returns the summary of all parts, also of parts
+        that an earlier run wrote.
         """
         for job in self.earlier:
             job.write(client, report)
@@ -423,9 +426,10 @@ def input_columns(source: Source) -> pa.Schema | None:
 
 
 def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:
-    """Return the columns that stages add; `schema` has all columns of the stages' result.
+    """Return the columns that the stages in `chain` add to the input `source`.
 
-    Raises ValueError if there are none, or if a name is taken.
+    `schema` has all columns of the stages' result. Raises ValueError if none is new, if a stage
+    writes a column of the input, or if a name is one of the columns that annotations always have.
     """
     if source.reader.path_field is not None:
         raise ValueError(
@@ -449,7 +453,9 @@ def _schema_to_annotate(
 ) -> InputSchema:
     """Return the schema to read the input of a job that annotates: the columns that stages need.
 
-    It has all columns if stages may read any, or if fewer could change which rows are quarantined.
+    It also has `source_field`, the column by which the report counts rows; None: no such column. It
+    has all columns if stages may read any, or if bad rows do not raise (`on_error` is not "raise"),
+    because fewer columns could change which rows are left out.
     """
     schema = source.input.schema
     if on_error == "raise" and chain.is_row_wise:

@@ -76,12 +76,19 @@ class Pipeline(Recipe):
     examples: int = setting(default=2, least=0, changes_results=False)
 
     def add_stage(self, stage: object) -> Pipeline:
-        """Append a stage, and return the pipeline."""
+        """Append a stage to this pipeline, and return the pipeline, so that calls can be chained.
+
+        `stage` is anything that `stages` may have: a reader, Dask DataFrame, classifier, function
+        from frame to frame, or writer. It is checked when the pipeline is planned or run.
+        """
         self.stages.append(stage)
         return self
 
     def parts(self) -> tuple[object, list[Any], FileWriter]:
-        """Return the first stage, the middle ones and the last, which must be a writer."""
+        """Return the first stage, a list of the middle ones, and the last, which must be a writer.
+
+        Raises TypeError if there are fewer than two stages, or the last is no writer.
+        """
         if len(self.stages) < 2 or not isinstance(self.stages[-1], FileWriter):
             last = type(self.stages[-1]).__qualname__ if self.stages else "nothing"
             raise TypeError(
@@ -91,7 +98,10 @@ class Pipeline(Recipe):
         return self.stages[0], self.stages[1:-1], self.stages[-1]
 
     def job_settings(self) -> dict[str, Any]:
-        """Return the settings that only the report needs, as arguments for `make_job`."""
+        """Return ``source_field`` and ``examples``, this pipeline's arguments for `make_job`.
+
+        They change the job's report, but not the rows that it writes.
+        """
         return {"source_field": self.source_field, "examples": self.examples}
 
     @with_plain_values

@@ -69,7 +69,11 @@ class ClassifierPlan:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Time of the stages on this machine, in one process, without reading, writing and loading."""
+    """Estimated time to run a job's stages, such as classifiers, on the whole input.
+
+    It is measured on some rows of a sample, in one process on this machine. Reading and writing
+    files and loading models are not included.
+    """
 
     seconds: float  # under the load of the trial
     fastest_seconds: float  # if the machine is idle, at the speed of the trial's fastest run
@@ -242,9 +246,11 @@ def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
 def _count(
     mapper: TextMapper, frame: Frame, sample: Sample, tokens: np.ndarray, nulls: np.ndarray
 ) -> tuple[ClassifierPlan, dict[str, int]]:
-    """Tokenize a sample's texts; return the mapper's plan, and the bytes of its weights by file.
+    """Tokenize `frame`'s texts; return the mapper's plan, and the bytes of its weights by file.
 
-    Adds to `tokens`, and sets rows without text in `nulls`; `frame`'s index has their positions.
+    `frame` has the rows of `sample` that this mapper gets, and its index their positions there. At
+    these positions, adds each row's number of tokens to `tokens`, and sets `nulls` to True if the
+    row has no text.
     """
     most, rows = mapper.options.max_chars, frame.index.to_numpy()
     column = mapper.list_texts(frame, None)
@@ -293,7 +299,9 @@ def _time(
 ) -> TimePlan:
     """Time the stages on rows of the sample for about `seconds`, in several runs.
 
-    A row's number of `tokens` measures its work, and `meter` the load by other processes.
+    A row's work is its number in `tokens`. `meter` has measured the CPU load by other processes;
+    None if a model runs on a GPU. `dtypes` is from `Chain.meta_dtypes`. If `on_error` is
+    "quarantine", rows that cannot be scored are left out; otherwise, they raise.
     """
     from gpuclassify.inference.residency import MODELS
 

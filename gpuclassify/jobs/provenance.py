@@ -36,7 +36,7 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 @dataclass(frozen=True)
 class Maker:
-    """Classifier or function that made some columns; facts that are unknown are empty strings."""
+    """Classifier or function that made some columns; attributes that are unknown are ""."""
 
     columns: tuple[str, ...]  # names of the columns
     kind: str  # name of the class or function
@@ -48,9 +48,11 @@ class Maker:
     annotations: str = ""  # name of the annotation set that the columns were read from
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the maker as JSON values: ``columns``, facts by name, and a dict ``settings``.
+        """Return the attributes of this classifier or function as a dict of JSON values.
 
-        `kind` is called ``class``. Empty facts and settings are left out.
+        Keys are the attributes' names, but `kind` has the key ``class``. ``columns`` is a list,
+        ``settings`` a dict, and other values are strings. Empty ones except ``columns`` are left
+        out.
         """
         texts = zip(_TEXTS, self._texts(), strict=True)
         found = {"columns": [*self.columns], **{name: text for name, text in texts if text}}
@@ -60,9 +62,9 @@ class Maker:
         return self.kind, self.model, self.commit, self.licence, self.citation, self.annotations
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return the maker's facts and settings, to show them: pairs of a name and a text.
+        """Return the attributes except `columns` as pairs of a name and a text, to show them.
 
-        Empty ones are left out.
+        `kind` is called "class". Empty ones are left out.
         """
         settings = "" if self.settings == "{}" else self.settings
         pairs = [*zip(_TEXTS, self._texts(), strict=True), ("settings", settings)]
@@ -175,7 +177,11 @@ class Provenance:
         return replace(self, makers=tuple(makers))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the provenance as JSON values, which `parse` reads."""
+        """Return the provenance as a dict of JSON values, which `parse` reads.
+
+        Its keys are ``columns`` (what made each column), ``inputs``, ``annotations`` and
+        ``conditions``. Long lists are cut.
+        """
         inputs, sets = self.inputs[:MOST_ENTRIES], self.annotations[:MOST_ENTRIES]
         return {
             "columns": [maker.as_dict() for maker in self.makers[:MOST_MAKERS]],
@@ -188,8 +194,9 @@ class Provenance:
         """Return the provenance as key-value metadata of a Parquet file, or {} if there is none.
 
         The key is ``gpuclassify``. The value is JSON like `as_dict`, without settings and
-        citations. If it would exceed 8,000 bytes, columns are left out, then inputs and annotation
-        sets. If the conditions alone exceed them, there is no metadata. ``job.json`` has all.
+        citations. If it would exceed 8,000 bytes, ``columns`` is left out; if it still would, only
+        ``conditions`` (filters and functions that rows have passed) is kept; if that alone does,
+        the result is {}. ``job.json`` has all.
         """
         full = self.as_dict()
         full["columns"] = [
@@ -262,7 +269,9 @@ def card(report: Mapping[str, Any]) -> str:
 def with_section(text: str, section: str, key: str) -> str:
     """Return the dataset card `text` with `section`, a result of `card`, added at its end.
 
-    If `text` has a section with the same `key`, that section is replaced. The rest of `text` stays.
+    The section is enclosed in two HTML comments with `key`, which identifies it, such as a hash of
+    a folder on the Hub. If `text` has a section in comments with this key, that one is replaced.
+    The rest of `text` stays.
     """
     start, end = f"<!-- gpuclassify {key} -->\n", f"<!-- end of gpuclassify {key} -->\n"
     section = f"{start}{section.removeprefix(FRONT).strip()}\n{end}"

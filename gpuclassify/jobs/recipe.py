@@ -105,11 +105,13 @@ class Recipe(Declared):
         return ()
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
-        """Run the steps that are left before documents are written, and return their results.
+        """Run the steps that must precede the writing of documents, and return their results.
 
-        A step is a pass over all documents. `job` is the planned job, and `steps` runs and stores
-        steps. `last_pass` gets the results, whose type the recipe decides, such as a table of rows
-        to drop. With `is_done`, all documents are written already.
+        A step is a pass over all documents. `job` is the planned job. `steps` runs steps and stores
+        their results, so that finished ones are read and not run again. `last_pass` gets the
+        results, whose type the recipe decides, such as a table of rows to drop. `is_done` tells
+        that an earlier run has written all documents, so that a recipe may skip steps that only
+        writing needs.
         """
 
     def last_pass(self, job: RecipeJob, results: Any) -> Job:

@@ -105,7 +105,10 @@ class ToBackend(PartitionMap):
         return True
 
     def map_lazily(self, dataset: Any) -> LazyFrame:
-        """Return a Dask frame whose partitions and meta are moved to the other library."""
+        """Return a Dask frame whose partitions and meta are moved to the library `name`.
+
+        A frame of that library is returned unchanged.
+        """
         if self._is_there(dataset._meta):
             return dataset
         if self.name == "cudf":
@@ -113,7 +116,10 @@ class ToBackend(PartitionMap):
         return dataset.to_backend(self.name)
 
     def map_frame(self, frame: Any, meta_dtypes: object = None) -> Frame:
-        """Return the same rows in a frame of the other library."""
+        """Return the same rows in a frame of the library `name`, "pandas" or "cudf".
+
+        A frame of that library is returned unchanged. `meta_dtypes` is ignored.
+        """
         if self._is_there(frame):
             return frame
         if self.name == "pandas":

@@ -91,7 +91,11 @@ class Steps:
         self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
-        """Return the function to report progress of the step `name`; None if there is no report."""
+        """Return the function to report progress of the step `name`, an intermediate result.
+
+        It is called as ``report(parts_done, parts, summary)``. Returns None if the job was run
+        without a ``report`` function, so that progress is not reported.
+        """
         return self._report and functools.partial(self._report, name)
 
     def check_workers(self, mappers: Iterable[PartitionMap], backend: str) -> None:

@@ -187,11 +187,11 @@ def run_part(
 ) -> Record:
     """Read one part of the input files, map it, and publish it as the file `name`.
 
-    `number` is the part's, and `packed` are the settings of the job's tasks, from `TaskSpec.pack`.
-    Returns the record of the part, also if an earlier attempt has written it. `files` has each of
-    the part's input files as it was when the job began; None is not checked. Raises
-    ChangedInputError if one has changed, and JobChangedError if another run has started over in the
-    output.
+    `number` is the part's number, and `packed` are the settings of the job's tasks, from
+    `TaskSpec.pack`. Returns the record of the part, also if an earlier attempt has written it.
+    `files` has each of the part's input files as it was when the job began; None is not checked,
+    and nothing is if it is empty. Raises ChangedInputError if one has changed, and JobChangedError
+    if another run has started over in the output.
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {posixpath.basename(name)} of {part}", name, spec):
@@ -202,9 +202,11 @@ def run_part(
 def _read(
     part: Part, number: int, name: str, spec: TaskSpec, files: Sequence[InputFile | None]
 ) -> PartRead:
-    """Read a part, and apply the row filters that are its first stages.
+    """Read a part, and apply the row filters among the first stages of `spec`.
 
-    The settings in the result have only the stages that are left.
+    The result has the settings `spec` without the applied stages. `number` and `name` are the
+    part's number and output file. `files` has its input files, which must not have changed since
+    the job began; None is not checked.
     """
     started = time.perf_counter()
     assert spec.input_schema is not None
@@ -238,7 +240,7 @@ def _read(
 def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record:
     """Map one partition of a Dask frame, and publish it as the file `name`.
 
-    `number` is the partition's, and `packed` are the settings of the job's tasks, from
+    `number` is the partition's number, and `packed` are the settings of the job's tasks, from
     `TaskSpec.pack`. Returns the record of the part, also if an earlier attempt has written it.
     """
     spec = TaskSpec.unpack(packed)
@@ -250,9 +252,10 @@ def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record
 
 @contextlib.contextmanager
 def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
-    """Add a note that names the `part` to errors of the block.
+    """Return a context manager that adds the note `part`, a part's description, to errors.
 
-    If a file is missing because another run has started over, raises JobChangedError instead.
+    If a file is missing, raises JobChangedError instead if another run has started over: the key in
+    `name`, the part's output file, is not the key in job.json of the output in `spec`.
     """
     try:
         try:
@@ -407,7 +410,11 @@ def _map_rows(
 
 
 def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
-    """Return the columns that stages added; raise ValueError if rows are not the same, in order."""
+    """Return the columns `names` of `mapped`, which the stages have added to the frame `rows`.
+
+    Raises ValueError if a stage has dropped, made or reordered rows. Rows are compared by index,
+    and by values of columns in both frames.
+    """
     if not mapped.index.equals(rows.index) or _have_moved(rows, mapped):
         raise ValueError(
             "a stage has dropped, made or moved rows, and annotations need all of them in order: "
@@ -417,7 +424,11 @@ def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
 
 
 def _have_moved(rows: Frame, mapped: Frame) -> bool:
-    """Return whether a stage has moved rows, even if it has renumbered them."""
+    """Return whether the rows of `mapped`, a stage's result, seem reordered compared to `rows`.
+
+    The stage may have reset the index, so texts and integers of columns in both frames are
+    compared: in reordered rows, changed values are mostly values of other rows.
+    """
     have_moved = False
     for name in (name for name in rows.columns if name in mapped.columns):
         try:
@@ -479,9 +490,10 @@ def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exceptio
 
 
 def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
-    """Count labels, scores, text lengths and sources of rows, by field of `Record`.
+    """Return counts of rows for a part's record, by field of `Record`.
 
-    `read` are the rows of the input, and `kept` the rows of the output.
+    Labels and scores are counted in `kept`, the output's rows, text lengths in `read`, the input's,
+    and sources in both. `spec` names the columns of each.
     """
     column, sources = spec.source_field, {}
     if column is not None:

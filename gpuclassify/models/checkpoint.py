@@ -470,7 +470,11 @@ def _adapted_classifier(
     problem_type: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Describe a classifier that is a LoRA adapter; `adapter` is its ``adapter_config.json``."""
+    """Describe a classifier that is a LoRA adapter at `identity` on a base model.
+
+    `adapter` is its parsed ``adapter_config.json``. `base_model` overrides the base model named
+    there, and `problem_type` the one in the base model's ``config.json``; None: no override.
+    """
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
     outputs = {s[0] for name, s in shapes.items() if len(s) == 2 and LAST_LAYER.search(name)}
@@ -532,9 +536,11 @@ def _with_base_model(
     base_model: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Return a description of a model whose ``config.json`` names a base model in place of sizes.
+    """Return a description of a model whose ``config.json`` names a base model instead of sizes.
 
-    `base_model` overrides the one in `config`.
+    The network's sizes are read from the base model's ``config.json``. `config` is the model's own;
+    `base_model` overrides the one named in it, unless it is None. `layout` tells which head the
+    network has: `POOLED_HEADS` or `LINEAR_HEAD`.
     """
     # Heads are in the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
@@ -560,9 +566,10 @@ def read_backbone(
 ) -> dict[str, Any]:
     """Return the parsed ``config.json`` of the backbone called `base_model`, which has its sizes.
 
-    It is looked for in a folder of the checkpoint `identity`, then among known backbones, then as a
-    directory or on the Hub, at `revision`. There is no default, because tensor shapes do not reveal
-    every wrong size, such as the number of attention heads.
+    It is looked for in a folder of the checkpoint `identity` (None: not there), then among known
+    backbones, then as a directory or on the Hub, at `revision` (None: the main branch). There are
+    no default sizes, because tensor shapes do not reveal every wrong size, such as the number of
+    attention heads.
     """
     if identity is not None and "/" not in base_model:
         own = hub.read_json(identity, f"{base_model}/config.json", cache_dir=cache_dir)

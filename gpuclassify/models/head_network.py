@@ -240,7 +240,12 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
 def _check_widths(
     shapes: Mapping[str, tuple[int, ...]], labels: tuple[str, ...], name: str
 ) -> tuple[int, ...]:
-    """Check the shapes of a head's tensors; return the inputs of each layer, then the outputs."""
+    """Check the shapes of a head's tensors; return the widths of its layers, such as (768, 256, 3).
+
+    They are the number of inputs of each layer, and the number of outputs of the last one. Raises
+    CheckpointError, which calls the head `name`, if shapes do not fit each other, or the last one
+    does not fit `labels`.
+    """
     count = max(len(shapes) // 2, 1)
     weights = [shapes.get(f"layers.{number}.weight", ()) for number in range(count)]
     biases = [shapes.get(f"layers.{number}.bias", ()) for number in range(count)]

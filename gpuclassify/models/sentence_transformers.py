@@ -192,7 +192,11 @@ class _Files:
 
     @property
     def have_model_type(self) -> bool:
-        """Whether sentence-transformers saved the files, as a model of the class `model_type`."""
+        """Whether sentence-transformers saved the files, for a model of class `self.model_type`.
+
+        ``modules.json`` must exist, and ``config_sentence_transformers.json`` must name the class
+        in ``model_type``; without that key, the class is SentenceTransformer.
+        """
         if _MODULES not in hub.list_files(self.identity, cache_dir=self.cache_dir):
             return False
         return self.settings().get("model_type", _SENTENCE) == self.model_type
@@ -201,7 +205,10 @@ class _Files:
         return self._read(_SETTINGS) or {}
 
     def sizes(self) -> dict[str, Any]:
-        """Read ``config.json``, which has sizes; refuse adapters and encoder-decoders."""
+        """Read ``config.json``, which has the network's sizes.
+
+        Raises CheckpointError for adapters and encoder-decoders, or if it has no sizes.
+        """
         config, name = self._read("config.json"), self.identity.name
         if self._read("adapter_config.json") is not None:
             raise CheckpointError(
@@ -226,7 +233,8 @@ class _Files:
     def table(self, folder: str) -> tuple[dict[str, Any], SentenceModel]:
         """Return the size of a static model's table of token vectors, and the model's settings.
 
-        `folder` has the weights.
+        The size is a dict with the keys ``model_type``, ``vocab_size`` (number of tokens) and
+        ``hidden_size`` (length of a vector). `folder` has the weights.
         """
         name, weights = self.identity.name, f"{folder}/{WEIGHTS}".lstrip("/")
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
@@ -418,7 +426,11 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
-    """Tell whether a setting of the Transformer module has no effect, or its only known value."""
+    """Tell whether this package supports the `value` of a setting of the Transformer module.
+
+    Any is supported if the setting `name` changes no outputs or is read elsewhere. Others must be
+    None or have the only supported value for `model_type`, "SentenceTransformer" or "CrossEncoder".
+    """
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)

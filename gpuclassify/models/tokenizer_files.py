@@ -103,6 +103,8 @@ def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -
     """Load a tokenizer that normalizes, splits and decodes as ``tokenizer.json`` says.
 
     The class that ``tokenizer_config.json`` names only declares special tokens, lengths and sides.
+    With `is_for_counts`, the tokenizer only counts tokens, and that class, which imports torch, is
+    not used. `settings` are passed to ``from_pretrained``.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -167,7 +169,8 @@ def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> 
 def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any]) -> Any:
     """Load a tokenizer from vocabulary files, with the token ids that transformers 4 gives.
 
-    `models` are the names of SentencePiece files.
+    `models` are the names of SentencePiece files. Without any, the class's own vocabulary files are
+    used; raises FileNotFoundError if these are missing. `settings` are for ``from_pretrained``.
     """
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
@@ -193,9 +196,11 @@ def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any
 def _convert(
     tokenizer: PreTrainedTokenizerBase, kind: str, config: dict[str, Any], file: Path
 ) -> None:
-    """Make a tokenizer normalize and split as the SentencePiece file says, as transformers 4 did.
+    """Change `tokenizer` to normalize and split as a SentencePiece file says, like transformers 4.
 
-    `kind` is the name of the tokenizer's class without "Tokenizer".
+    `file` is the SentencePiece file, `kind` the name of the tokenizer's class without "Tokenizer",
+    and `config` the parsed ``tokenizer_config.json``. A class without a converter in transformers
+    stays unchanged; raises ValueError if no class is named.
     """
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import (

@@ -107,7 +107,11 @@ def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
 
 
 def _split_steps(description: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Split the steps before the first that does more than split off digits or punctuation."""
+    """Cut the list of a pre-tokenizer's steps in two: simple first steps, and the rest.
+
+    The simple steps only split off digits or punctuation. `description` is the tokenizer's parsed
+    ``tokenizer.json``.
+    """
     steps = list(steps_of(description["pre_tokenizer"], "pretokenizers"))
     local = list(itertools.takewhile(lambda step: step["type"] in _LOCAL_SPLITTERS, steps))
     return local, steps[len(local) :]
@@ -169,11 +173,12 @@ class Gaps:
     tokens: tuple[bytes, ...] | None
 
     def cut(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Find the words in concatenated UTF-8 texts, as the bytes from one gap to the next.
+        """Split concatenated UTF-8 texts into words at their gaps, and return the words' offsets.
 
-        `data` are the bytes, uint8, and `offsets`, (texts + 1,), the texts' offsets in `data`.
-        Returns the offsets in `data` at which words begin, ascending, and ``len(data)`` at the end,
-        int64 (words + 1,).
+        A gap is an offset where a text can be cut without changing its tokens, such as before a
+        space. No word spans two texts, and words cover all bytes, spaces too. `data` are the
+        bytes, uint8, and `offsets`, (texts + 1,), the texts' offsets in `data`. Returns the offsets
+        in `data` at which words begin, ascending, and ``len(data)`` at the end, int64 (words + 1,).
         """
         begins = np.zeros(len(data) + 1, dtype=bool)
         begins[offsets] = True
@@ -303,7 +308,11 @@ class _Rules:
         )
 
     def spaces(self) -> str:
-        """Return white space that can separate words where a text is cut; "" if there is none."""
+        """Return the white space characters that each separate words, as one string.
+
+        A text can be cut before a run of them, so that the run belongs to the word behind it.
+        Returns "" if texts cannot be cut.
+        """
         spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
 
@@ -343,7 +352,11 @@ class _Rules:
         )
 
     def character_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return five masks by code point, bool (0x10000,): `before` to `after_space` of `Gaps`."""
+        """Return five masks by code point, bool (0x10000,): characters that may border a gap.
+
+        They may precede a gap; precede it and are combining marks; precede a gap that begins with a
+        line end; follow a gap; follow a word's leading space. These are five fields of `Gaps`.
+        """
         before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
         splits_runs, normalize = self.splits_runs(), self.normalize
         for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
@@ -455,7 +468,11 @@ class WordCache:
         return Words(rows, indices, np.searchsorted(bounds, offsets))
 
     def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
-        """Return whether few of the first words are new to the cache, so that cutting is faster."""
+        """Return whether few of the first words are new to the cache, so that cutting is faster.
+
+        The first words are those in the first 256 KiB of `data`, concatenated UTF-8 texts. `bounds`
+        has the offset in `data` of each word, and ``len(data)`` at the end.
+        """
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
         distinct = _encode_words(data, counted).dictionary
         is_new = [not (w in self._younger or w in self._older) for w in distinct.to_pylist()]
@@ -465,9 +482,10 @@ class WordCache:
         return pays
 
     def _bounds(self, gaps: Gaps, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the words' offsets in concatenated texts; a text with few gaps is a single word.
+        """Return the words' offsets in texts, as `Gaps.cut` does, but keep some texts whole.
 
-        A text that contains an added token that absorbs white space is also a single word.
+        A text is a single word if over half of its bytes are in long words, or if it contains an
+        added token that absorbs white space. `data` and `offsets` are those of `Gaps.cut`.
         """
         bounds = gaps.cut(data, offsets)
         first = np.searchsorted(bounds, offsets)
@@ -486,8 +504,9 @@ class WordCache:
         return bounds[np.append(is_kept, True)]
 
     def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-        """Return each distinct word's token ids as int32 bytes, and the index there of every word.
+        """Return a list of distinct words' token ids, as int32 bytes, and each word's index in it.
 
+        Word i is ``data[bounds[i]:bounds[i + 1]]``, UTF-8 bytes; `bounds` is int64 (words + 1,).
         New words are tokenized and cached.
         """
         coded = _encode_words(data, bounds)
@@ -563,7 +582,11 @@ class WordCache:
 
 
 def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
-    """Copy `backend` for words joined by `_BETWEEN`; None if they would have other tokens."""
+    """Return a copy of the tokenizer `backend` with the separator `_BETWEEN` as an added token.
+
+    It tokenizes many words in one text, joined by that character. Returns None if a word could have
+    other tokens there than alone. `description` is the parsed ``tokenizer.json`` of `backend`.
+    """
     from tokenizers import AddedToken, Tokenizer
 
     if '"first"' in json.dumps(description["pre_tokenizer"]):  # only a text's start gets a prefix

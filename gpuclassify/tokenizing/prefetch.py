@@ -110,7 +110,8 @@ class TokenSource:
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
         """Tokenize the texts with the indices `start` up to `stop`, and return their windows.
 
-        The number of texts whose tokens come from the store is added to ``stats.shared_texts``.
+        The number of texts whose tokens come from the cache `store`, where other mappers (models)
+        over the same texts have put them, is added to ``stats.shared_texts``.
         """
         texts = self._texts[start:stop]
         if self._is_flat:
@@ -150,7 +151,12 @@ class TokenStream:
         self.blocks: list[Windows] = []
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        """Yield blocks of distinct new windows; tokenizing goes on while the caller runs them."""
+        """Yield batches of windows to run, one per block of texts, in the texts' order.
+
+        Windows that equal an earlier one of this stream, or whose digest was passed as `known`, are
+        left out, so that a batch may be empty. The next blocks are tokenized while the caller runs
+        a batch.
+        """
         bounds = text_blocks(self._source.char_counts, *self._block_chars)
         blocks = ahead(self._tokenize, bounds)
         while True:

@@ -108,7 +108,11 @@ class TextTokenizer:
 
     @property
     def hypotheses(self) -> tuple[str, ...]:
-        """Second texts of the pairs that each text becomes; () unless `pairing` has several."""
+        """Second texts, such as a zero-shot classifier's hypotheses, to pair with every text.
+
+        They are the tuple in `pairing`, also if it has only one; () if there are no pairs, or if
+        `pairing` has a single query or None.
+        """
         query = None if self.pairing is None else self.pairing[0]
         return query if isinstance(query, tuple) else ()
 
@@ -141,7 +145,10 @@ class TextTokenizer:
 
     @property
     def special_before(self) -> int:
-        """Number of special tokens before a text's own tokens; only fast tokenizers have it."""
+        """Number of special tokens before a text's own tokens.
+
+        Raises AttributeError for a tokenizer written in Python (`backend` is None).
+        """
         return self._template[2][0]
 
     @functools.cached_property
@@ -186,10 +193,11 @@ class TextTokenizer:
     def _add_special(
         self, flats: list[np.ndarray], kept: np.ndarray, whole: np.ndarray
     ) -> TokenBatch:
-        """Make a batch by adding special tokens to the token ids that a cut has left.
+        """Make a batch by adding special tokens to the token ids of truncated texts or pairs.
 
-        `flats` has the concatenated ids of each side, `kept` (sides, texts) their numbers per text,
-        and `whole` (texts,) the numbers before the cut.
+        The sides are the first and second texts of pairs; without pairs, there is one. `flats` has
+        the concatenated ids of each side, and `kept` (sides, texts) their number per text. `whole`
+        (texts,) is the number of tokens before truncation, with special tokens.
         """
         template, types, slots = self._template
         counts = np.ones((len(template), kept.shape[1]), dtype=np.int64)
@@ -322,7 +330,7 @@ class TextTokenizer:
     def _tokenize_sides(self, sides: Sequence[Sequence[str]]) -> list[Words]:
         """Tokenize the texts on each side of pairs, or on the only side, without special tokens.
 
-        Only prefixes of long texts are tokenized. They are doubled until `_is_too_short` is false.
+        Only prefixes of long texts are tokenized. Their length is doubled until it suffices.
         """
         chars = self._first_chars
         stops = [[prefix_end(text, chars) for text in side] for side in sides]
@@ -342,7 +350,9 @@ class TextTokenizer:
     def _is_too_short(self, words: list[Words], is_whole: np.ndarray) -> np.ndarray:
         """Return a mask of texts whose prefix is too short to know their tokens after truncation.
 
-        The mask and `is_whole`, whether the prefix is the whole text, are bool (sides, texts).
+        `words` has the tokens of the texts' prefixes for each side: the first and second texts of
+        pairs, or one side. The mask and `is_whole`, whether the prefix that was tokenized is the
+        whole text, are bool (sides, texts).
         """
         lengths = np.stack([side.lengths for side in words])
         is_short = lengths <= self._room
@@ -372,7 +382,11 @@ class TextTokenizer:
         return self._windows(parts, len(ids) + self.special_tokens)
 
     def _windows(self, parts: list[Any], whole_length: int) -> TextTokens:
-        """Add special tokens to `parts`: the ids of each window or, for pairs, of both texts."""
+        """Return a text's tokens, made by adding special tokens to each window in `parts`.
+
+        A window is its token ids or, for pairs, two lists: the ids of both texts. `whole_length` is
+        the number of tokens before the text was cut, with special tokens.
+        """
         inputs = [self._make_input(ids) for ids in parts]
         windows = [
             np.asarray(ids if len(ids) else self._filler, dtype=np.int32) for ids, _ in inputs
@@ -546,7 +560,8 @@ class TextTokens:
 class Windows:
     """Windows (token spans as long as the model reads) of many texts, for a model to run.
 
-    Windows are in the texts' order. Arrays have one element per text.
+    A text has one or several. `tokens` has all windows in the texts' order; the other attributes
+    are arrays with one element per text.
     """
 
     tokens: TokenBatch  # every window as a text of its own

@@ -140,7 +140,11 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Return a survey without GPUs, because of `reason`; /dev shows whether one is present."""
+    """Return a survey that lists no GPUs, because of `reason`, such as a missing library.
+
+    If /dev has no NVIDIA device, or `visible_devices`, the value of CUDA_VISIBLE_DEVICES (None:
+    unset), hides all, the result gives that as the reason. Otherwise, its `has_gpu` is True.
+    """
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
     is_hidden = visible_devices is not None and visible_devices.strip() in ("", "-1")

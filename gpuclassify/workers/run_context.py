@@ -428,9 +428,9 @@ def progress_events(
 ) -> Iterator[None]:
     """Call `on_progress` with each event about the progress of a part that runs during the block.
 
-    An event has the part's name, its rows, and the share of its work done. Parts run in this
-    process, or on the workers of `client`. With a client, `on_progress` is called in the client's
-    thread.
+    A part is a piece of a job's input that one task processes. An event has the part's name, its
+    number of rows, and the share of its work done. Parts run on the workers of `client`, and
+    `on_progress` is called in the client's thread; if it is None, they run in this process.
     """
     if client is None:
         with run_context(on_progress=on_progress):

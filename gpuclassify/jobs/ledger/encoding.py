@@ -331,7 +331,10 @@ def _converter(field: pa.Field) -> Callable[[Any], Any]:
 
 
 def _check_json(kind: pa.DataType) -> None:
-    """Raise an error of pyarrow for structs with repeated names and unknown time zones."""
+    """Raise ArrowInvalid if an Arrow type cannot be written as JSON.
+
+    Such types have structs with repeated field names, or unknown time zones, at any nesting.
+    """
     if pa.types.is_struct(kind) and len({*kind.names}) < kind.num_fields:
         raise pa.ArrowInvalid("several fields of an object have one name")
     if pa.types.is_timestamp(kind):
@@ -350,7 +353,10 @@ class _Json(str):
 
 
 def _checked(text: str, column: str) -> _Json:
-    """Return a value of a JSON column as one line of valid JSON; infinities and NaN become null."""
+    """Check a value of the JSON column named `column`; return it as one line of valid JSON.
+
+    Infinities and NaN become null. Raises TypeError, which names the column, if `text` is not JSON.
+    """
     try:
         # int() raises ValueError for NaN.
         json.loads(text, parse_int=_same, parse_float=_same, parse_constant=int)

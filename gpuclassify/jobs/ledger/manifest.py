@@ -114,7 +114,11 @@ class Checked:
         return f"{method} of {count:,} file{'' if count == 1 else 's'}, {size}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return ``by``, the number of ``files`` and their total ``bytes``, for JSON."""
+        """Return a dict for JSON with the keys ``by``, ``files`` and ``bytes``.
+
+        ``by`` is the method of verification, "digest" or "size"; ``files`` is the number of
+        verified files, and ``bytes`` their total size.
+        """
         return {"by": self.by, "files": len(self.files), "bytes": sum(self.files.values())}
 
 
@@ -203,14 +207,21 @@ class Manifest:
         return numbers if is_own and stem_of(path) == stem_of(self.name(first, last)) else range(0)
 
     def name(self, first: int, last: int | None = None) -> str:
-        """Return the file name of part `first`, or of a joined file of parts `first` to `last`."""
+        """Return the file name of part `first`, or of a joined file of parts `first` to `last`.
+
+        Parts are numbered from 0. `last` is None for a single part.
+        """
         if last is not None:
             return joined_name(first, last, self.count, self.key, self.encoding.suffix)
         name = part_name(first, self.count, self.key, self.encoding.suffix)
         return f"{PARTS}/{name}" if self.joins else name
 
     def _name_of(self, path: str) -> str:
-        """Return the output file name for the path of a file or record; "" for other runs."""
+        """Return the name of the output file of this run that `path` belongs to, or "" if none.
+
+        `path` is of the file itself, its copy in a partition folder, or its record. Files of other
+        runs and of users give "".
+        """
         numbers = self.numbers(path)
         return self.name(numbers[0], numbers[-1] if is_joined(path) else None) if numbers else ""
 
@@ -400,7 +411,10 @@ class Manifest:
         return record.name == name and [part.name for part in record.joined] == [*parts]
 
     def _recorded(self) -> list[str]:
-        """List output files that have a record, in order; parts of joined files are left out."""
+        """List the names of the output files that have a record, in order of their parts' numbers.
+
+        If parts have been joined into one file, that file is listed, and its parts are not.
+        """
         paths = [*self.directory.sizes(RECORDS)]
         names = {name for path in paths if (name := self._name_of(path))}
         joined = {number for name in names if is_joined(name) for number in self.numbers(name)}
@@ -408,7 +422,10 @@ class Manifest:
         return sorted(left, key=lambda name: (self.numbers(name)[0], name))
 
     def _strays(self) -> list[str]:
-        """List obsolete records: their part is in a joined file, or this run has no such file."""
+        """List the paths of this run's obsolete records.
+
+        Their part has been joined with others into a file, or this run writes no such file.
+        """
         known = {*map(record_path, self._recorded())}
         paths = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
         return [path for path in paths if path not in known and key_in(path) == self.key]
@@ -522,7 +539,9 @@ class Manifest:
     def _earlier(self) -> dict[str, Any] | None:
         """Return the parsed job.json of the directory, or None if no job has begun there.
 
-        A damaged one is replaced if the names of records show that it was this job's.
+        If it is damaged, a dict is made from the keys in names of records: with `restart`, it has
+        these keys alone. Else it describes this job, if this job's key is among them; if not,
+        raises DamagedMetadataError. Nothing is written.
         """
         try:
             return read_job(self.directory)
@@ -602,7 +621,11 @@ class Manifest:
             self.check()  # another client was faster; with the same job, both may go on
 
     def _begun(self) -> dict[str, list[str]]:
-        """Return the paths of existing files by output file name, which has one in each folder."""
+        """Return the paths of files that exist, by the name of their output file.
+
+        An output file is one path, or with partition folders, one in each folder that has rows of
+        it. Files without a record are included, because their task may have died.
+        """
         folder = posixpath.dirname(published_path("", self.encoding))
         paths = [*self.file_infos()]
         paths += [f"{folder}/{name}" for name in self.directory.sizes(folder) if folder]
@@ -613,7 +636,7 @@ class Manifest:
         return begun
 
     def _complete_joined(self) -> None:
-        """Create missing records of joined files, whose tasks died after writing the file.
+        """Create missing records of joined files (of several parts), if the writing task died.
 
         Parts of a joined file may be removed only when its record exists.
         """
@@ -626,7 +649,9 @@ class Manifest:
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
         """Yield the records of undamaged output files, and remove all other files.
 
-        A file without a record gets one, if the attempt that wrote it left its data.
+        Files are compared with the sizes and SHA-256 in their records, as `examine` does; `digest`
+        computes SHA-256, and None means `Store.digests`. A file without a record gets one, if the
+        attempt that wrote it left its private copy of the record.
         """
         recorded, damage = self.examine(digest)
         done: set[int] = set()
@@ -651,7 +676,11 @@ class Manifest:
             self.directory.remove(*map(quarantine_path, map(self.name, numbers)), *paths)
 
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
-        """Remove temporary files of the parts in `stems`; None: of all parts, and joined parts."""
+        """Remove the temporary files of output files, such as rows not yet in partition folders.
+
+        `stems` are the base names of these output files up to the first dot. None: all of them, and
+        also the files of parts that have been joined into larger files.
+        """
         for folder in (SCRATCH, WHOLE, *([PARTS] if stems is None else [])):
             names = self.directory.sizes(folder)
             left = [name for name in names if stems is None or stem_of(name) in stems]
@@ -723,7 +752,11 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
 
 
 def _has_sound_code(part: str, values: Any) -> bool:
-    """Return whether a section of job.json's ``identity`` has values of the expected types."""
+    """Return whether `values`, the section `part` of job.json's ``identity``, has expected types.
+
+    It must be a dict. Its digests of code, if any, must map strings to strings, unless the section
+    lists input files.
+    """
     if part.endswith(" file"):  # sizes and versions by name; any name may be a file's
         return isinstance(values, dict)
     code = values.get(CODE, {})
@@ -801,14 +834,20 @@ def _digests(then: object, now: object) -> str:
 
 
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return digests and versions of a stage's code that differ, as pairs (old, new) by name."""
+    """Return digests and versions of a stage's code that differ, as pairs (old, new) by name.
+
+    `old` and `new` are the stage's sections in two jobs' identities. None in a pair: not there.
+    """
     before, after = old.get(CODE, {}), new.get(CODE, {})
     pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """Yield phrases on gone, new and changed files; `old` and `new` map names to versions."""
+    """Yield phrases on gone, new and changed files, such as "input files new: 2 (a; b)".
+
+    `old` and `new` map file names to sizes and versions. `what` begins each phrase.
+    """
     kinds = {
         "gone": [name for name in old if name not in new],
         "new": [name for name in new if name not in old],
@@ -834,7 +873,9 @@ def _find_damage(
 ) -> dict[str, str]:
     """Verify the files that `records` describe; return the reasons for damaged ones by record name.
 
-    Undamaged files are added to `checked`, whose `by` selects the method.
+    `infos` are fsspec's info dicts by path. Sizes are compared and, if ``checked.by`` is "digest",
+    the MD5 in `infos` or SHA-256, computed by `digest` (None: `Store.digests`). Undamaged files are
+    added to `checked`, and files that it has already are not read again.
     """
     damage: dict[str, str] = {}
     unread: dict[str, Record] = {}

@@ -89,7 +89,10 @@ def _padded(number: int, count: int) -> str:
 
 
 def key_in(name: str) -> str | None:
-    """Return the run's key (8 hex digits) in the name of a part's output or metadata, or None."""
+    """Return the run's key (8 hex digits) in the name of a part's output file or metadata file.
+
+    Returns None if `name` is no such name.
+    """
     match = PART_NAME.match(posixpath.basename(name))
     return match[3] if match else None
 
@@ -97,8 +100,8 @@ def key_in(name: str) -> str | None:
 def check_current(directory: Store, key: str | None) -> None:
     """Raise JobChangedError unless `key` is the key of the job that owns the directory.
 
-    ``job.json`` in `directory` begins with that key. Another one means that another run started
-    over.
+    ``job.json`` in `directory` begins with that key. If it has another one, or is missing, another
+    run has started over. None is no job's key, and always raises.
     """
     path = directory.path(JOB)
     try:
@@ -297,7 +300,11 @@ def published_path(name: str, encoding: Encoding) -> str:
 
 
 def _is_spread(name: str, encoding: Encoding) -> bool:
-    """Return whether a file's rows go to partition folders; parts in `PARTS` are joined first."""
+    """Return whether a file's rows go to partition folders (``column=value/``), as `encoding` says.
+
+    False for parts in the folder `PARTS`: they are first joined into a file, whose rows then go to
+    folders.
+    """
     return bool(encoding.partition_by) and not name.startswith(f"{PARTS}/")
 
 

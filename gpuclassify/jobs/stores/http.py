@@ -60,15 +60,20 @@ class HttpStore(Store):
             )
 
     def delivers_ranges(self, size_bytes: int | None) -> bool:
-        """Return whether the server sends byte ranges of the file, by asking for one byte.
+        """Return whether the server sends byte ranges of the file, by requesting its first byte.
 
-        `size_bytes` is the file's size, None if unknown.
+        `size_bytes` is the file's size, None if unknown. If it is 0 or 1, a range is the whole
+        file: returns False.
         """
         with self.explained():
             return self._whole_file(size_bytes) is None
 
     def _whole_file(self, size_bytes: int | None) -> io.BytesIO | None:
-        """Ask the server for the first byte; return the file if it sends all of it, else None."""
+        """Request the first byte of the file as a range; return the content if all of it comes.
+
+        Returns None if only that byte comes, as the server sends ranges. `size_bytes` is the file's
+        size, None if unknown; a shorter content raises CutShortError.
+        """
         ask = functools.partial(self.filesystem.cat_file, self.root, start=0, end=1)
 
         def read() -> bytes:

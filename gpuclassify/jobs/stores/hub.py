@@ -182,7 +182,9 @@ class HubStore(BucketStore):
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
         """Open the file for reading bytes; a file of known size at a commit needs no request.
 
-        `ahead_bytes` is the read-ahead in that case; None: all of a small file.
+        `size_bytes` is the file's size. If it is None, or the URL names no commit, fsspec asks the
+        Hub, and `ahead_bytes` is ignored. Otherwise, that many bytes are read ahead; None: a file
+        up to 8 MiB is read at once, and 8 MiB at a time of a larger one.
         """
         if size_bytes is not None and self.is_fixed:
             return PinnedFile(self.uri, size_bytes, self.filesystem, ahead_bytes)
@@ -192,8 +194,8 @@ class HubStore(BucketStore):
 class PinnedFile(AbstractBufferedFile):
     """Readable file at a commit of the Hub; opening it needs no request, because its size is known.
 
-    `ahead_bytes` is the read-ahead. Default: the whole file up to `WHOLE_FILE_BYTES`, and
-    `AHEAD_BYTES` of others.
+    `ahead_bytes` is the number of bytes to read ahead. By default, a file up to `WHOLE_FILE_BYTES`
+    (8 MiB) is read at once, and `AHEAD_BYTES` (8 MiB) at a time of a larger one.
     """
 
     def __init__(

@@ -203,7 +203,11 @@ class Store:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec. A name that stands for a Hub token is left out."""
+        """Storage options for fsspec.
+
+        Options whose value is a `TokenName`, the name under which this process keeps a Hub token,
+        are left out.
+        """
         options = self._given_options.items()
         return {name: value for name, value in options if not isinstance(value, TokenName)}
 
@@ -780,10 +784,10 @@ class Store:
 
         Exactly one of several attempts succeeds. Returns whether this attempt has; stores other
         than local ones also return True if the existing file has the same content. Local stores
-        write the content to a private file in the folder `scratch`, and hard-link that: the file
-        appears with all of its content or not at all, without locks, on NFS too. Other stores get a
-        conditional request. With `is_lasting`, a local file is flushed to disk first, so that it
-        survives a power loss.
+        write the content to a temporary file in the folder `scratch` of this folder, and hard-link
+        that: the file appears with all of its content or not at all, without locks, on NFS too.
+        Other stores get a conditional request. With `is_lasting`, a local file is flushed to disk
+        first, so that it survives a power loss.
         """
         for wait_seconds in CONFLICT_WAITS_SECONDS:
             try:
@@ -802,8 +806,8 @@ class Store:
     def ensure(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> None:
         """Create the file `name` with content `data`, replacing a file with other content.
 
-        `scratch` is the folder of private files, and `is_lasting` flushes the content to disk
-        first.
+        `scratch` and `is_lasting` are as in `create`: the folder where local stores write a
+        temporary file first, and whether they flush it to disk before it gets its name.
         """
         is_created = self.create(name, data, scratch, is_lasting=is_lasting)
         if not is_created and self.read(name) != data:
@@ -811,9 +815,11 @@ class Store:
             self.create(name, data, scratch, is_lasting=is_lasting)
 
     def check_creates(self, scratch: str) -> None:
-        """Raise UnsupportedStorageError if `create` does not work in this folder, by a trial.
+        """Raise UnsupportedStorageError unless `create` refuses existing files in this folder.
 
-        `scratch` is the folder of private files.
+        Creates a file ``.probe...`` in this folder twice: the second attempt must fail. The file is
+        removed. Local stores first write it as a temporary file in the folder `scratch`, whose path
+        is relative to this folder.
         """
         # fsspec's own method is not atomic: it looks for the file, and then writes it.
         from fsspec import AbstractFileSystem
