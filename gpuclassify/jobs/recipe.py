@@ -322,7 +322,7 @@ class RecipeJob(Job):
 
     @property
     def title(self) -> str:
-        """Title of the work in progress, for people."""
+        """Title of the recipe's current step, or else of the job, shown with the progress."""
         return self.recipe.last_step if self.recipe.folder else super().title
 
     @property

@@ -402,7 +402,10 @@ class RegressionHead(LabelHead):
         return values[:, 0] if len(self.labels) == 1 else values
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return each text's number, (texts,), to sort example texts by; None if it has several."""
+        """Return the model's output for each text, (texts,), used to sort examples in reports.
+
+        None if the model has several outputs. `values` are the outputs, float32 (texts, outputs).
+        """
         return values[:, 0] if len(self.labels) == 1 else None
 
     def check_model(self, checkpoint: Checkpoint) -> None:

@@ -201,9 +201,10 @@ class PartitionMap(Public):
         """
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return dtypes of Dask's meta that cannot be derived from a single partition, or None.
+        """Return what `map_frame` needs to know of dtypes and cannot see in one partition, or None.
 
-        An example is the string dtype of new columns. The result is passed to `map_frame`.
+        `frame` is Dask's empty meta of the input. The result, such as the string dtype for new
+        columns, is passed to `map_frame` for every partition.
         """
         return None
 

@@ -86,10 +86,10 @@ class LoraModel(PinnedModel):
 
     @property
     def identities(self) -> list[Identity]:
-        """Pinned repositories or directories of the decoder, `model`, and the adapter, if any.
+        """Pinned repositories or directories to load from, each once.
 
-        `model` is the setting; it may name the decoder, the adapter or a third network. Equal ones
-        are listed once.
+        They hold the decoder, the adapter, if any, and what the setting `model` names: the decoder,
+        the adapter, or a network on the decoder's hidden states.
         """
         checkpoint = self.checkpoint
         named = [checkpoint.base, checkpoint.identity, checkpoint.adapter]

@@ -170,7 +170,8 @@ class LlamaGuardClassifier(PromptClassifier):
     model : str
         "meta-llama/Llama-Guard-3-1B" is smaller; its prompt lacks "Code Interpreter Abuse".
     response : str
-        "{response}" judges the response in this column to the text.
+        Template of a response to the text, to judge the response: "{answer}" takes it from the
+        column ``answer``. By default the text itself is judged.
 
     Examples
     --------
@@ -209,7 +210,8 @@ class ShieldGemmaClassifier(PromptClassifier):
         Policies by column. ``SHIELDGEMMA_RESPONSE_GUIDELINES`` in this module are for responses;
         your own policies work best in the same form.
     response : str
-        "{response}" judges the response in this column to the text.
+        Template of a response to the text, to judge the response: "{answer}" takes it from the
+        column ``answer``. By default the text itself is judged.
 
     Examples
     --------
@@ -246,7 +248,9 @@ class GraniteGuardianClassifier(PromptClassifier):
         Names of risks by column. For your own risks, pass definitions instead, and refer to them in
         `chat_template_kwargs`.
     response : str
-        "{response}" judges the response in this column to the text; ``jailbreak`` does not apply.
+        Template of a response to the text, to judge the response: "{answer}" takes it from the
+        column ``answer``. By default the text itself is judged. ``jailbreak`` does not apply to
+        responses.
 
     Examples
     --------

@@ -100,9 +100,9 @@ def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[
 
 
 def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
-    """Yield each benchmark in the first set of matches, with its matches in each set.
+    """Yield tuples: a benchmark's name, then its matches in each of the sets `matches`.
 
-    First yields "" with all matches.
+    The first tuple has the name "" and all matches. Benchmarks are those of the first set.
     """
     yield ("", *matches)
     sources = [

@@ -48,7 +48,7 @@ class TextGroup:
         return rows.unflatten(1, (self.texts, -1)).transpose(0, 1)
 
     def tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return states, (texts, heads, width, size), without padding: (tokens, heads, size)."""
+        """Remove padding from states, (texts, heads, width, size); return (tokens, heads, size)."""
         by_token = rows.transpose(1, 2).flatten(0, 1)
         return by_token if self.token_indices is None else by_token[self.token_indices]
 

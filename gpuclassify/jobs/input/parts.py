@@ -339,16 +339,17 @@ def read_table(
     limit: Limit | None = None,
     annotations: AnnotationReader | None = None,
 ) -> tuple[pa.Table, list[Problem], float]:
-    """Read one piece of a part; return its good rows, its problems, and the fraction read.
+    """Read row groups of a Parquet file, or a byte range of a JSON lines file.
 
-    A piece is a part without `followers`, such as those in `Part.pieces`: row groups of a Parquet
-    file, or a byte range of JSON lines. The table has the columns of `schema.arrow`, and
-    `ROW_POSITION` if `schema.has_positions`. The fraction is below 1 only if a `limit` ended a
-    whole file. Unreadable files, lines and rows are returned as problems if `on_error` is
-    "quarantine", or if annotation sets list them as left out. Otherwise the first problem raises
-    UnreadableInputError. `annotations` is the reader of the whole part's annotations, made here if
-    None. If only annotation columns are read and their set is complete, the input file is not
-    opened.
+    Returns the good rows, the problems, and the fraction of the file that was read, which is
+    below 1 only if `part` is a whole file and `limit` stopped the reading. The table has the
+    columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`.
+
+    `annotations` reads columns that earlier jobs wrote for the same rows; None makes such a reader
+    if the schema has annotation columns. If these are all columns, and exist for every row, the
+    input file is not opened. Unreadable files, lines and rows are returned as problems if
+    `on_error` is "quarantine", or if the earlier jobs recorded them as unreadable. Otherwise the
+    first one raises UnreadableInputError.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)

@@ -377,7 +377,7 @@ def _dump_with_json(record: dict[str, Any]) -> str:
 
 
 def json_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a column of any type to a JSON column, whose null values stay null."""
+    """Encode the values of a column as JSON texts, of Arrow's JSON type; nulls stay null."""
     to_json, texts = _converter(pa.field("", column.type)), []
     for value in map(to_json, column.to_pylist()):
         try:
