@@ -101,7 +101,12 @@ def _fetch(outputs: list[torch.Tensor]) -> np.ndarray:
 def _split_by_text(
     fetched: np.ndarray, positions: list[np.ndarray], lengths: np.ndarray, first: int
 ) -> np.ndarray:
-    """Split a block's outputs, (tokens, outputs) in run order, into one array per text."""
+    """Split a block's outputs into an object array of one array per text, in input order.
+
+    `fetched`, (tokens, outputs), has the texts in the order of `positions`: each batch's text
+    indices among all blocks' texts. `first` is the index of the block's first text, and `lengths`
+    are the numbers of tokens of the block's texts.
+    """
     rows = np.concatenate(positions) - first  # `positions` are indices among all blocks' texts
     result = np.empty(len(lengths), dtype=object)
     for row, part in zip(rows, np.split(fetched, np.cumsum(lengths[rows])[:-1]), strict=True):

@@ -70,7 +70,7 @@ _found = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Follower:
-    """Model that runs each batch after a first model, and takes over its shared layers' output."""
+    """Model that runs after a first model, and reuses the first's output of the shared layers."""
 
     model: LoadedModel
     shared: Shared
@@ -89,8 +89,10 @@ class ModelsInStep:
     """Several models whose equal leading layers run once; `engine.run` handles them as one model.
 
     On each batch, the model `first` runs all layers, and each of `followers` its remaining layers.
-    The models' outputs, after `LoadedModel.reduce`, are concatenated along the columns. They are
-    NaN where a text did not pass an earlier model. All have outputs per text, or all per token.
+    The models' outputs, after `LoadedModel.reduce`, are concatenated along the columns. A follower
+    skips texts that its own ``passing`` function, or that of a follower before it, rejects by the
+    previous model's outputs; its outputs for these texts are NaN. Either all models have outputs
+    per text, or all per token.
     """
 
     def __init__(
@@ -150,7 +152,11 @@ class ModelsInStep:
 
 
 def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Return a layer's output, nested tensors, for the ascending row indices `rows` of `batch`."""
+    """Select the batch's rows with the ascending indices `rows` from a layer's `output`.
+
+    `output` is a tensor, or nested tuples and lists of tensors; the result has the same structure.
+    `model` computed it for all rows of `batch`, padded or as concatenated tokens.
+    """
     if isinstance(output, tuple | list):
         return type(output)(_select_rows(part, rows, batch, model) for part in output)
     if not isinstance(output, torch.Tensor):
@@ -171,8 +177,9 @@ def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: Loade
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
     """Count the leading layers that `other` shares with `first`, by weights and a trial run.
 
-    They are compared once per pair of models. Afterwards, `other` uses the tensors of `first`
-    instead of its own equal ones, which frees memory.
+    Returns `NOTHING`, with 0 layers, if they share none. Two models are compared only once.
+    Afterwards, `other` uses the tensors of `first` instead of its own equal ones, except in layers
+    that are not shared, which frees memory.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
@@ -325,7 +332,11 @@ class _Parts:
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Run a batch, record `late` and `called`, and return outputs, float32 (rows, outputs)."""
+        """Run a batch, and return the outputs, float32 (rows or tokens, outputs).
+
+        `states` captures or injects layer outputs. The attribute `called` becomes the numbers of
+        called layers, in order; `late` gets the names of modules that run only after all layers.
+        """
         early: set[str] = set()
 
         def note(name: str, *_: object) -> None:

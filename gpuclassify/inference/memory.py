@@ -76,7 +76,10 @@ class ScoreRule:
     item_bytes: int  # bytes of one score
 
     def size_bytes(self, rows: int, width: int) -> int:
-        """Return the bytes of scores held at once for `rows` texts of `width` tokens."""
+        """Return the bytes of one layer's attention scores for `rows` texts of `width` tokens.
+
+        Their copies that exist at the same time, such as the softmax, are included.
+        """
         elements = rows * self.heads * width * max(width, self.min_span)
         return elements * self.item_bytes * LIVE_SCORE_COPIES
 
@@ -205,15 +208,17 @@ class BatchMemory:
         return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
 
     def most_tokens(self, usable_bytes: int) -> int:
-        """Return the number of tokens of the largest batch within `usable_bytes`; 0 for none."""
+        """Return the largest number of tokens planned to fit `usable_bytes`; 0 if none fits."""
         measured_bytes = usable_bytes * 100 // self.safety_percent
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
     def corrected(self, tokens: int, free_bytes: int) -> BatchMemory:
         """Return this measurement, raised if needed, after a batch of `tokens` tokens did not fit.
 
-        Half of that batch is then planned for `free_bytes`, the free memory after the batch. If its
-        planned size exceeds that, something else took memory meanwhile, and the measurement stays.
+        `free_bytes` is the free memory after the failure. The planned percentage of measured bytes
+        is raised until a batch of half as many tokens is planned to fill the fraction `GPU_SHARE`
+        of `free_bytes`, but at most to `MOST_SAFETY_PERCENT`. Nothing is raised if the failed batch
+        was planned to take more than `free_bytes`: then something else took memory meanwhile.
         """
         if self.size_bytes(tokens) > free_bytes:
             return self
@@ -297,7 +302,10 @@ class Budget:
         self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
-        """Return limits for the current free memory, which `capped` lowers after failures."""
+        """Return the constant limits, or limits planned for the current free memory.
+
+        They may allow batches that ran out of memory before: pass them to `capped`.
+        """
         known = self.known
         if isinstance(known, BatchLimits):
             return known
@@ -306,7 +314,10 @@ class Budget:
         return replace(limits, planned_bytes=self._memory.held_bytes() + batch_bytes)
 
     def capped(self, limits: BatchLimits) -> BatchLimits:
-        """Return `limits`, lowered below all batch sizes that have run out of memory."""
+        """Return `limits`, lowered to at most half of each batch that ran out of memory.
+
+        These are the batches that `lower` has recorded.
+        """
         with self._lock:
             failures = list(self._failures)
         for rows, width in failures:
@@ -447,7 +458,7 @@ class CudaMemory:
     def peak_bytes(self, action: Callable[[], Any]) -> int:
         """Run ``action()``, and return its peak memory in bytes, above the memory held before.
 
-        It runs again, up to twice, if another thread allocated or freed memory meanwhile.
+        The action is repeated, up to twice, if another thread allocated or freed memory meanwhile.
         """
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)
@@ -463,10 +474,11 @@ class CudaMemory:
 
 
 def _rmm_free_bytes(number: int) -> tuple[int, int | None]:
-    """Return the unused bytes in a GPU's RMM pool, and the bytes that a limit, if any, allows.
+    """Return the unused bytes in a GPU's RMM pool, and the bytes still allowed by RMM's limit.
 
-    Only adaptors around a pool report its use. Without one, as on a cluster that `get_client` did
-    not start, the pool counts as fully used.
+    `number` is the GPU's index. The second value is None if there is no limit. Only adaptors around
+    a pool report its use; without one, as on a cluster that `get_client` did not start, the pool
+    counts as fully used.
     """
     if "rmm" not in sys.modules:  # another allocator than RMM's
         return 0, None

@@ -78,9 +78,11 @@ class PositionTables:
     queries: torch.Tensor | None  # multiplied with keys (position to content)
 
     def ordered(self, positions: RelativePositions) -> PositionTables:
-        """Return the tables with one row per distance, in ascending order.
+        """Return the tables with one row per distance of two tokens, in ascending order.
 
-        A distance is the key's minus the query's position in `keys`, and the reverse in `queries`.
+        In the table `keys`, a distance is the key's position in the text minus the query's; in the
+        table `queries`, the query's minus the key's. Distances are ``1 - width`` to ``width - 1``,
+        where ``width`` is the length of the longest text.
         """
         order = positions.by_distance
         return PositionTables(
@@ -147,7 +149,12 @@ class DisentangledAttention:
 def _attend_texts(
     states: States, tables: PositionTables, scale: float, is_token: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute attention for padded texts; states are (texts, heads, tokens, head size)."""
+    """Compute attention within padded texts; return it as (texts, heads, queries, head size).
+
+    `states` are queries, keys and values, each (texts, heads, tokens, head size). `tables` come
+    from `PositionTables.ordered`. `is_token`, (texts, tokens), is False for padding; it is None if
+    there is no padding.
+    """
     query, key, _ = states
     context = query.transpose(1, 2).new_empty(query.transpose(1, 2).shape).transpose(1, 2)
     for row, head in _parts(query, key):
@@ -162,7 +169,10 @@ def _attend_texts(
 
 
 def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of texts and of heads whose attention scores may be in memory at once."""
+    """Yield pairs of a slice of texts and a slice of heads, to compute one pair at a time.
+
+    This bounds the memory of attention scores. `query` and `key` are (texts, heads, tokens, size).
+    """
     texts, heads, count, _ = query.shape
     score_bytes = count * key.shape[2] * query.element_size()
     part_bytes = CPU_PART_BYTES if query.device.type == "cpu" else GPU_PART_BYTES
@@ -176,7 +186,12 @@ def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slic
 def _relative_scores(
     query: torch.Tensor, key: torch.Tensor, tables: PositionTables
 ) -> torch.Tensor:
-    """Compute the relative-position terms of attention scores, (heads, texts, queries, keys)."""
+    """Return the sum of the relative-position terms of scores, (heads, texts, queries, keys).
+
+    The caller adds it to the scaled products of queries and keys. It is 0 if both tables are None.
+    `query` and `key` are (heads, texts, tokens, head size); `tables` come from
+    `PositionTables.ordered`.
+    """
     scores = query.new_empty(*query.shape[:3], key.shape[2])
     write: Callable[..., torch.Tensor] = torch.Tensor.copy_
     for states, table, target in (
@@ -197,10 +212,11 @@ def _relative_scores(
 def _position_scores(
     states: torch.Tensor, start: int, columns: int, table: torch.Tensor
 ) -> torch.Tensor:
-    """Return a view of one relative-position term of scores, (heads, texts, rows, columns).
+    """Return one relative-position term of scores, (heads, texts, rows, columns), as a view.
 
-    `states`, (heads, texts, rows, head size), belong to consecutive tokens of each text, beginning
-    with token `start`. `table` is (heads, 2 * width - 1, head size).
+    It is the product of `states`, (heads, texts, rows, head size), of each text's tokens from
+    `start` on, and `table`, (heads, 2 * width - 1, head size), at the distance of tokens: the
+    column's index in the text minus the row's. `table` comes from `PositionTables.ordered`.
     """
     heads, texts, rows, _ = states.shape
     width = rows + columns - 1

@@ -185,12 +185,13 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
 def _try_kernels(
     encoder: DisentangledEncoder, key: tuple[Any, ...], kernels: Sequence[Kernel], is_known: bool
 ) -> tuple[Kernel | None, bool]:
-    """Compile and time kernels; return the fastest one, and whether all kernels have run.
+    """Compile and time kernels; return the fastest one, and whether all ran without an error.
 
     The kernel is None unless one has the outputs of `DisentangledAttention`, up to rounding, and is
     faster. With `is_known`, it need not be faster, because an earlier process has measured that.
-    `key` is a tuple of the device, the dtype, the number of heads, the head size, and whether the
-    layers have each of the two relative-position terms.
+    A kernel that raises an error is skipped, unless memory ran out or the device is broken. `key`
+    is a tuple of the device, the dtype, the number of heads, the head size, and whether the layers
+    have each of the two relative-position terms.
     """
     started, compiled = time.perf_counter(), _compilations()
     states, mask = _random_rows(encoder, FUSED_LENGTHS)

@@ -108,7 +108,10 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Number of tokens of the longest text."""
+        """Number of tokens of the longest text; the padded batch may be wider.
+
+        In the shapes of padded tensors, `width` is the padded batch's width instead.
+        """
         return int(self.lengths[0])
 
     def pack(self, value: torch.Tensor) -> torch.Tensor:

@@ -133,17 +133,22 @@ class PackedLayers:
 
     @property
     def attention_outputs(self) -> list[nn.Module]:
-        """Submodule of the last layer that adds attention's output to the layer's input, if any.
+        """The last layer's module that adds attention's output to the layer's input, in a list.
 
-        There the last layer is cut to first tokens. BERT and similar models have one; in other
-        models the list is empty, and the last layer runs all tokens.
+        With `is_first_enough`, this module and the rest of the last layer run only each text's
+        first token. BERT and similar models have such a module. For other models the list is
+        empty, and the last layer always runs all tokens.
         """
         output = getattr(getattr(self.layers[-1], "attention", None), "output", None)
         return [output] if isinstance(output, nn.Module) else []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[torch.Tensor]]:
-        """Yield a list that gets the hidden states of each layer run in the ``with`` block."""
+        """Yield a list that collects the output of each layer run in the ``with`` block.
+
+        There is one output per call of a layer, in the order of calls. Outputs are padded, (rows,
+        width, size), but during `running` only the last one is; others are (1, tokens, size).
+        """
         seen: list[torch.Tensor] = []
 
         def note(_: nn.Module, _arguments: object, output: Any) -> None:
@@ -269,7 +274,12 @@ def _attend_by_products(
 def _mask(
     group: TextGroup, width: int, is_causal: bool, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return a group's mask, bool (texts or 1, 1, width or 1, width); None if not needed."""
+    """Return a group's attention mask, true where a query may attend to a key.
+
+    It is bool, (texts or 1, 1, width or 1, width), or None if padding and `window` exclude no key.
+    With `is_causal` alone it is None, too, because the attention function then excludes later keys.
+    `window` is `packed_attention`'s ``sliding_window`` (None: no window).
+    """
     mask = None
     if group.is_token is not None and not is_causal:  # causal attention never reads later padding
         mask = group.is_token[:, None, None]
@@ -336,7 +346,8 @@ def find_packed_layers(
 
     `lengths` are the numbers of tokens of the trial's texts, padded on the right. ``forward(rows)``
     runs rows of that batch, a single row without padding, and returns outputs (texts, outputs).
-    Raises NotPackableError if they or the last layer's states differ, or a layer cannot run packed.
+    Raises NotPackableError if the outputs or the last layer's states differ when texts are packed,
+    or if a layer cannot run packed.
     """
     packed = PackedLayers(module)
     is_single = dtype == torch.float32
@@ -380,7 +391,11 @@ def find_packed_layers(
 def _run_alone(
     packed: PackedLayers, texts: int, forward: Forward
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run each text alone; return all outputs, and each text's last states, (tokens, size)."""
+    """Run each of a batch's `texts` texts alone, by ``forward(slice(row, row + 1))``.
+
+    Returns all outputs, (texts, outputs), and a list of the last layer's output for each text,
+    (tokens, size). Also sets ``packed.calls``, the number of layer calls in one run.
+    """
     outputs, states = [], []
     for row in range(texts):
         with packed.watching() as seen:
