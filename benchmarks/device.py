@@ -44,7 +44,6 @@ from gpuclassify.workers.run_context import add_up, collected_stats, waiting_for
 
 QUESTION = "device"
 PARTS = ("speed", "tokens", "idle", "start", "memory")
-LENGTH = "web"
 ORIGINAL = "crossfit-original"
 CUDF = f"{SUBJECT} on cudf frames"
 PEERS = ("Curator's stages, best batch", "loader=crossfit")
@@ -71,13 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         Something failed, as ``failures`` in the result say, or its answers differ from others.
     """
     options = parse_options(arguments)
-    shape = replace(SHAPES[options.model], layers=options.layers)
+    shape = SHAPES[options.model]
+    shape = replace(shape, layers=options.layers or shape.layers)
     if options.smoke:
         shape = replace(shape, **TINY_SIZES)
     result = begin(options, shape=asdict(shape), max_tokens=MAX_TOKENS, weights="random")
     failures: dict[str, str] = {}
     result |= {"gpu": describe_gpu(), "left_out": {}, "failures": failures}
-    path = None
+    path, lengths = None, options.lengths
 
     def tell(**found: Any) -> None:
         nonlocal path
@@ -97,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             "memory": lambda: _memory(options, directory, result["left_out"]),
             "speed": lambda: {
                 "corpora": {
-                    LENGTH: throughput.measure(
-                        LENGTH, setting, failures, lambda corpus: tell(corpora={LENGTH: corpus})
+                    lengths: throughput.measure(
+                        lengths, setting, failures, lambda corpus: tell(corpora={lengths: corpus})
                     )
                 }
             },
@@ -118,8 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
-    parser.add_argument("--documents", type=int, default=8_000, help="of web lengths (8000)")
-    parser.add_argument("--layers", type=int, default=12, help="of the model (12)")
+    parser.add_argument("--documents", type=int, default=8_000, help="(8000)")
+    parser.add_argument("--lengths", choices=LENGTHS, default="web", help="of documents (web)")
+    parser.add_argument("--layers", type=int, help="of the model (all of its shape)")
     parser.add_argument("--model", choices=tuple(SHAPES), default="bert")
     parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:4]))
@@ -225,7 +226,9 @@ def _idle(options: argparse.Namespace, directory: str) -> dict[str, Any]:
 
 
 def _texts(options: argparse.Namespace, tokenizer: Any) -> list[str]:
-    return texts_of_lengths(LENGTHS[LENGTH].sample(options.documents), tokenizer, options.seed)
+    return texts_of_lengths(
+        LENGTHS[options.lengths].sample(options.documents), tokenizer, options.seed
+    )
 
 
 def _is_gpu(device: str) -> bool:

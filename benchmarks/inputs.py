@@ -35,7 +35,11 @@ class Lengths:
 
 
 # With this deviation a third of the web documents is longer than 512 tokens.
-LENGTHS = {"web": Lengths(350, 0.883), "short": Lengths(60, 0.75)}
+LENGTHS = {
+    "web": Lengths(350, 0.883),
+    "short": Lengths(60, 0.75),
+    "sentences": Lengths(32, 0.1),
+}
 
 
 @functools.lru_cache(maxsize=1)
@@ -87,6 +91,8 @@ SHAPES = {
     "bert": Shape("bert"),
     "deberta": Shape("deberta-v2", position_buckets=256),
     "minilm": Shape("bert", hidden_size=384, intermediate_size=1_536, layers=6),
+    "modernbert": Shape("modernbert", intermediate_size=1_152, layers=22),
+    "xlm-roberta": Shape("xlm-roberta"),
 }
 TINY_SIZES: dict[str, Any] = {
     "hidden_size": 32,

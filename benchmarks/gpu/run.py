@@ -136,6 +136,11 @@ def all_steps(device: str) -> list[Step]:
     questions = ("-m", "benchmarks.questions", *on, *["--smoke"] * (device == "cpu"))
     if device != "cpu":
         questions += ("--layers", "24", "--documents", "128", "--batch-size", "32")
+    web = ("--documents", "1500")
+    sentences = ("--lengths", "sentences", "--documents", "20000")
+    trunks = ("-m", "benchmarks.trunks", *on, *["--smoke"] * (device == "cpu"))
+    if device != "cpu":
+        trunks += ("--trunks", "bert", "--documents", "2000", "--lengths", "web")
     # In place of what a pytest without pytest-timeout refuses to start with.
     pytest = ("-m", "pytest", "-o", "addopts=-ra --import-mode=importlib")
     pytest += ("-p", "benchmarks.gpu.failures")
@@ -157,6 +162,12 @@ def all_steps(device: str) -> list[Step]:
         Step("cudf", tests("gpu/test_cudf_frames.py"), 150),
         Step("speed", (*many, "tokens", "idle"), 120, writes=True),
         Step("speed", (*questions, "--parts", "choice", "answer", "criteria"), 240, writes=True),
+        *(
+            Step("speed", (*measure, "--model", model, *web, "--parts", "speed"), 200, writes=True)
+            for model in ("modernbert", "xlm-roberta")
+        ),
+        Step("speed", (*measure, *sentences, "--parts", "speed", "idle"), 200, writes=True),
+        Step("speed", trunks, 150, writes=True),
         *(Step("tests", (*tests(name), "-k", "not cudf"), 150) for name in WITHOUT_CUDF),
         *(Step("cudf", tests(name), 150) for name in FIRST_CUDF),
         Step("cudf", (*many, "memory"), 120, writes=True),
