@@ -297,9 +297,9 @@ def file_options() -> list[GroupedOption]:
 
 
 def classifier_options() -> dict[str, GroupedOption]:
-    """Make the options for the settings of all classifiers, by the setting's name.
+    """Make the options for settings of all classifiers, by the setting's name, and --prompt-file.
 
-    Only settings that have a heading in the help get an option.
+    Only settings that have a heading in the help get an option; --set NAME=VALUE passes others.
     """
     options: dict[str, GroupedOption] = {}
     for family in families().values():

@@ -143,7 +143,7 @@ def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
     """Return a survey that lists no GPUs, because of `reason`, such as a missing library.
 
     If /dev has no NVIDIA device, or `visible_devices`, the value of CUDA_VISIBLE_DEVICES (None:
-    unset), hides all, the result gives that as the reason. Otherwise, its `has_gpu` is True.
+    unset), is empty or "-1", the result gives that as the reason. Otherwise, its `has_gpu` is True.
     """
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")

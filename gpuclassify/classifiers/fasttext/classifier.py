@@ -178,14 +178,16 @@ class FastTextClassifier(TextMapper[FastTextOptions]):
 class LanguageIdentifier(FastTextClassifier):
     """Classifier of the language of text, with its probability, by a fastText model.
 
-    The default is the latest GlotLID, a file of about 1.7 GB; with
-    ``file="model_v3.bin"`` it is always version 3, whose labels are listed here.
+    The default is the latest GlotLID, a file of about 1.7 GB, with some 2,100
+    labels. ``file="model_v3.bin"`` fixes version 3.
     Languages are the model's labels without ``__label__``, also in `filter_by`.
     GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``, and ``und_...``
     and ``zxx_...`` for text in no language. ``lid.176.bin`` and ``lid.176.ftz``
     are much smaller, with two letters, ``de``; they are not on the Hub: download
     one, and pass its path. Texts in capitals get wrong languages without
-    ``preprocess="lower"``. ``long_text="lines"`` finds the language of each line.
+    ``preprocess="lower"``. ``long_text="lines"`` finds the language of each line;
+    `line_labels_field` and `label_shares_field` name columns for the lines'
+    languages and their shares.
 
     Examples
     --------

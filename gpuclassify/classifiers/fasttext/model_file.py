@@ -44,11 +44,11 @@ class FastTextFile:
 
 
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
-    """Read header and labels of a fastText file, and check its length against the header.
+    """Check a fastText file's header and length; return the file's place, labels and size.
 
     `file` is a seekable binary file. `model` is its repository or directory and its name, which the
     result and error messages contain. Raises CheckpointError if the file is not a fastText
-    classifier, has another version of the format, or is truncated.
+    classifier, has another version of the format, or is shorter or longer than its header says.
     """
     return _Reader(file, model).read()
 

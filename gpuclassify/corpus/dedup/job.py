@@ -282,7 +282,10 @@ class Deduplicate(Recipe):
         )
 
     def _held(self, job: RecipeJob) -> LazyFrame:
-        """Read the columns of all steps once; return a Dask frame that has them in memory."""
+        """Read the columns of all steps now, once; return a Dask frame of them in this process.
+
+        Only for small inputs without a client; see `_is_small`.
+        """
         documents = job.documents()
         needed = {*self.duplicates.input_fields, LENGTH, *POSITIONS}
         columns = [name for name in documents.columns if name in needed]

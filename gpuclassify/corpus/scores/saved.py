@@ -157,7 +157,8 @@ def _encoded(value: Any, hint: Any = Any) -> Any:
 def _decoded(value: Any, hint: Any, where: str) -> Any:
     """Convert JSON data to the type `hint`, as the inverse of `_encoded`.
 
-    `where` describes the data in errors.
+    Numbers and texts are checked, not converted. `where` describes the data in errors. Raises
+    ValueError for data that do not fit, and TypeError if a dataclass lacks a field.
     """
     kinds = kinds_of(hint)
     if value is None and NoneType in get_args(hint):

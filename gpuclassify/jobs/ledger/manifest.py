@@ -406,7 +406,10 @@ class Manifest:
         }
 
     def _describes(self, record: Record, name: str) -> bool:
-        """Return whether a record has this file name, and lists exactly the parts in that file."""
+        """Return whether a record is one of the file `name`, by its name and list of joined parts.
+
+        The list must have the parts in the file's name, in order, and be empty for a single part.
+        """
         parts = map(self.name, self.numbers(name) if is_joined(name) else ())
         return record.name == name and [part.name for part in record.joined] == [*parts]
 

@@ -65,8 +65,9 @@ def part_name(number: int, count: int, key: str, suffix: str) -> str:
 def joined_name(first: int, last: int, count: int, key: str, suffix: str) -> str:
     """Return the name of a file with the rows of parts `first` to `last`, which were joined.
 
-    An example is ``part-00000-00023-1a2b3c4d.parquet``. `count` is the number of all parts, `key`
-    are 8 hex digits that identify the run, and `suffix` is the extension.
+    An example is ``part-00000-00023-1a2b3c4d.parquet``. `count` is the number of all parts, which
+    determines the width of numbers, `key` are 8 hex digits that identify the run, and `suffix` is
+    the extension.
     """
     return f"part-{_padded(first, count)}-{_padded(last, count)}-{key}{suffix}"
 
