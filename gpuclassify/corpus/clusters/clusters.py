@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from gpuclassify.corpus.clusters.kmeans import (
     assign,
+    check_seed,
     fit_centroids,
     pack,
     take_sample,
@@ -127,9 +128,7 @@ class Clusters(Saved):
             "n_clusters": n_clusters, "embedding_field": embedding_field,
             "sample_size": sample_size, "max_iter": max_iter,
         })  # fmt: skip
-        check_count("seed", seed, least=0)
-        if seed >= 1 << 32:
-            raise ValueError(f"seed={seed} must be below {1 << 32}")
+        check_seed(seed)
         if n_clusters > sample_size:
             raise ValueError(
                 f"n_clusters={n_clusters} cannot be fitted to sample_size={sample_size} "

@@ -22,6 +22,7 @@ from gpuclassify.corpus.clusters.kmeans import (
     CENTROID_SAMPLES,
     TILE_NUMBERS,
     assign,
+    check_seed,
     fit_centroids,
     on_device,
     pack,
@@ -125,6 +126,7 @@ class SemanticDuplicates(Duplicates):
         than documents of the sample. Without any source, `embedder` is set to the default model.
         """
         super().check_together()
+        check_seed(self.seed)
         if self.n_clusters is not None and self.n_clusters > self.sample_size:
             raise ValueError(
                 f"n_clusters={self.n_clusters} cannot be fitted to sample_size={self.sample_size} "

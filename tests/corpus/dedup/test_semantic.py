@@ -440,3 +440,8 @@ def test_older_spellings_are_todays_settings(older, today):
 def test_the_published_choice_of_what_stays_is_refused():
     with pytest.raises(TypeError, match="which_to_keep='hard' is not supported: keep_by="):
         SemanticDuplicates(embedding_field="embedding", which_to_keep="hard")
+
+
+def test_a_seed_that_scikit_learn_does_not_take_is_refused_at_the_call():
+    with pytest.raises(ValueError, match="seed=4294967296 must be below 4294967296"):
+        SemanticDuplicates(embedding_field="embedding", seed=1 << 32)
