@@ -280,9 +280,10 @@ class AssignClusters(Declared, RowWiseMap):
             raise ValueError(f"cluster_field and distance_field are both {self.cluster_field!r}")
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code, with the clusters' path if they have one.
+        """Return the constructor call as Python code, with the file that clusters were loaded from.
 
-        `show` returns the code of a setting's value.
+        Clusters without a file appear as ``<Clusters: ...>``, which is no Python code. `show`
+        returns the code of another setting's value.
         """
         known, file = self.clusters, self._file
         name = repr(known if file is None else file)

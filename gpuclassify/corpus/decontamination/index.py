@@ -149,10 +149,11 @@ class ItemIndex:
     ) -> ItemIndex:
         """Make the index of the distinct items in a table with ``source``, ``id`` and ``text``.
 
-        Each n-gram has `ngram` words. Items of fewer than `min_words` words are left out, and
-        n-grams in more than `max_items` items are ignored. `key_bits` is a bit mask of the hash
-        keys; tests pass fewer bits to provoke collisions. Raises ValueError if no item has
-        `min_words` words.
+        Items with equal source and normalized words count once. Each n-gram has `ngram` words.
+        Items of fewer than `min_words` words are left out, and n-grams in more than `max_items`
+        items are ignored; items of several sources with equal words are one item there. `key_bits`
+        is a bit mask of the hash keys; tests pass fewer bits to provoke collisions. Raises
+        ValueError if no item has `min_words` words.
         """
         about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
         read = items.filter(pc.is_valid(items["text"])).combine_chunks()
@@ -234,13 +235,13 @@ class ItemIndex:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all arrays."""
+        """Number of bytes of the arrays in `ngrams`; texts in `items` are not counted."""
         return sum(array.nbytes for array in self.ngrams)
 
     def save(self, folder: Store) -> str:
-        """Write the index into a folder: its arrays as ``.npy`` files, and ``index.json``.
+        """Write the index into a folder: n-grams and items as ``.npy`` files, and ``index.json``.
 
-        Returns the index's digest, a SHA-256 over the digests of all arrays, which ``index.json``
+        Returns the index's digest, a SHA-256 over the digests of these files, which ``index.json``
         contains, too.
         """
         folder.make()

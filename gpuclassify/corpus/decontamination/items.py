@@ -118,8 +118,9 @@ class ItemFiles:
                 row += len(frame)
 
     def check(self, fields: Fields) -> None:
-        """Raise ValueError unless every file has the columns that `fields` names.
+        """Raise ValueError unless every file has a text column of `fields`, and its id column.
 
+        One of several text columns is enough, and ids are needed only if `fields` names them.
         Raises UnreadableInputError for files that are missing or cannot be read.
         """
         for _ in self._columns(fields):
@@ -174,7 +175,10 @@ class ItemFrame:
         return f"<frame of {self.rows:,} items>"
 
     def check(self, fields: Fields) -> None:
-        """Raise ValueError unless the frame has the columns that `fields` names."""
+        """Raise ValueError unless the frame has a text column of `fields`, and its id column.
+
+        One of several text columns is enough, and ids are needed only if `fields` names them.
+        """
         fields.find_columns([*self.frame.columns], "the frame of items")
 
     def identity(self) -> dict[str, str]:

@@ -100,7 +100,7 @@ class Decontaminate(Declared, RowWiseMap):
         Words of an n-gram.
     min_words : int
         Minimum words of an item; shorter items are left out, and counted. An item of fewer than
-        `ngram` words matches if all of its words occur in a row.
+        `ngram` words matches if all of its words occur one after another.
     threshold : float
         Overlap with an item, 0 to 1, from which on a document is contaminated.
     max_items : int
@@ -212,7 +212,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Name of the text column, in a tuple."""
+        """Name of the column that gets the texts of a call with a list of texts, in a tuple."""
         return (self.text_field,)
 
     @property
@@ -278,7 +278,11 @@ class Decontaminate(Declared, RowWiseMap):
         return self.cut_field if self.cut_field == self.text_field else None
 
     def prepare(self) -> None:
-        """Build the index of test items in its folder, unless the folder has an undamaged one."""
+        """Build the index of test items in its folder, unless the folder has an undamaged one.
+
+        If `against` names the folder of an index, it is used as it is: raises ValueError if its
+        settings differ. After `at` or an earlier call, nothing is done.
+        """
         if "_folder" not in vars(self):
             self._set("_folder", self._built())
 
@@ -348,7 +352,10 @@ class Decontaminate(Declared, RowWiseMap):
         return folder
 
     def _key(self) -> str:
-        """Return the SHA-256 of test items and index settings, which names the index's folder."""
+        """Return the SHA-256 of test items and index settings, which names the index's folder.
+
+        Files of items count by path, size and version, and a saved index by its digest.
+        """
         # The digest is pickled with the mapper, because files must not change during a run.
         if "_items" not in vars(self):
             saved = self.saved
@@ -376,7 +383,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def index(self) -> ItemIndex:
-        """Index of test items, mapped into memory.
+        """Index of test items, mapped into memory; `prepare` is called first.
 
         Raises FileNotFoundError if this machine cannot reach it.
         """
@@ -405,7 +412,8 @@ class Decontaminate(Declared, RowWiseMap):
     def compute(self, texts: pa.LargeStringArray) -> tuple[dict[str, pa.Array], np.ndarray]:
         """Find test items in texts; return the output columns by name, and a mask of texts to keep.
 
-        The mask is bool (texts,), all true without a filter. Null texts get null, and no filter
+        The mask is bool (texts,), all true without a filter. It has the filter's decision also with
+        `keep_field`, although no row is to be dropped then. Null texts get null, and no filter
         keeps them. Counts and examples for a job's report are recorded if a job is running.
         """
         started, index = time.perf_counter(), self.index

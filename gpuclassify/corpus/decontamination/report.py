@@ -102,7 +102,8 @@ def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[
 def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
     """Yield tuples: a benchmark's name, then its matches in each of the sets `matches`.
 
-    The first tuple has the name "" and all matches. Benchmarks are those of the first set.
+    The first tuple has the name "" and all matches. The others are of the benchmarks that have
+    a match in the first set.
     """
     yield ("", *matches)
     sources = [
@@ -185,7 +186,10 @@ class ContaminationReport(ReportPart):
 
 
 def _index_counts(directory: Store) -> dict[str, Any]:
-    """Read counts of items and boilerplate from the index in an output directory."""
+    """Read counts of items and boilerplate, and the digest, of the index in an output directory.
+
+    Without a readable index, counts are empty, and the digest is None.
+    """
     try:
         about = unsealed(directory.read(f"{INDEX}/{ABOUT}")) or {}
         return {

@@ -97,7 +97,8 @@ def _fold(char: str) -> str:
 def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     """Return the UTF-8 bytes of all texts, uint8, and the byte offset of each, int64 (texts + 1,).
 
-    The last offset is the end of the last text. A null is an empty text.
+    The last offset is the end of the last text. A null is an empty text. For a slice, the bytes
+    are those of the whole array, so that the first offset may be above 0.
     """
     texts = texts.fill_null("")
     offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])

@@ -70,8 +70,8 @@ class Corpus:
         ``function(frame, number, *items, **options)``. ``frame`` has a partition's `columns`, in
         the dataset's library, and ``number`` is the number of the partition, counted through both
         frames, the dataset first. Each sequence in `values` has an item for each partition, which
-        is passed in ``items``. The function returns a pandas frame; `meta` is an empty one. Every
-        call of `map` reads the files again.
+        is passed in ``items``. The function returns a pandas frame; `meta` is an empty one. A
+        frame that only reads files is read again for each `meta` and `columns`, see `read_apart`.
         """
         call = dask.delayed(function, pure=True)
         frames = [self.dataset] if self.earlier is None else [self.dataset, self.earlier]

@@ -62,8 +62,8 @@ SYNC = {"scheduler": "sync"}
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
     """Return a class decorator that lets a settings class accept old argument names.
 
-    `family` is "exact", "fuzzy" or "semantic", and selects the old names. They are not shown in the
-    signature of the class.
+    `family` is "exact", "fuzzy" or "semantic", and selects the old names. `modern_spellings`
+    replaces or refuses them. They are not shown in the signature of the class.
     """
 
     def decorate(settings: Settings) -> Settings:
@@ -143,9 +143,10 @@ class Duplicates(Declared, Public):
         """Find sets of documents that may be duplicates of each other.
 
         The lazy result has columns ``document`` and ``root`` (int64), both document numbers
-        (``partition << 40 | row``). Documents with equal roots are a set. If there is a column
-        ``similarity``, the root is the document that stays. ``keep(name, frame)`` is called for
-        intermediate frames: it may write a frame to files, and returns the frame to go on with.
+        (``partition << 40 | row``). Documents with equal roots are a set. The root is one of them
+        and has a row, too. If there is a column ``similarity``, the root is the document
+        that stays. ``keep(name, frame)`` is called for intermediate frames: it may write a frame
+        to files, and returns the frame to go on with.
         """
 
     def __call__(
@@ -343,9 +344,10 @@ class Duplicates(Declared, Public):
 
     @property
     def input_fields(self) -> list[str]:
-        """Names of all columns to read, without "length" in `keep_by`.
+        """Names of all columns to read, except "length" in `keep_by`.
 
-        "length" is the length of the text, unless the frame has a column of that name.
+        Callers add a column of that name if the frame has one; otherwise "length" is the length of
+        the text.
         """
         named = [self.id_field, self.source_field, *self.keep_by]
         others = [name for name in named if name not in (None, LENGTH)]

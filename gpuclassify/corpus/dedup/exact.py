@@ -33,8 +33,9 @@ class ExactDuplicates(TextDuplicates):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Link documents with equal texts to the smallest document number among them.
 
-        The lazy result has columns ``document`` and ``root``. ``keep(name, frame)`` may write
-        intermediate frames to files, and returns a frame to go on with.
+        The lazy result has columns ``document`` and ``root``, and a row for each root, too.
+        ``keep(name, frame)`` may write intermediate frames to files, and returns a frame to go on
+        with.
         """
         columns = self.signature_fields
         meta = exact_keys(corpus.empty(columns), 0, self)
@@ -65,7 +66,8 @@ def first_of_equal(keys: pd.DataFrame) -> pd.DataFrame:
     """Return the documents whose 128-bit key occurs more than once.
 
     `keys` has columns ``document``, ``key`` and ``key_low``, with all rows of each key. Columns of
-    the result are ``document`` and ``root``, the smallest document number with the same key.
+    the result are ``document`` and ``root``, the smallest document number with the same key, which
+    has a row, too.
     """
     document, key, low = (keys[name].to_numpy() for name in ("document", "key", "key_low"))
     order = np.lexsort((document, low, key))

@@ -142,8 +142,9 @@ class FuzzyDuplicates(TextDuplicates):
         """Link candidates to the smallest document number of their connected component.
 
         Two documents are connected if all their hashes in a band are equal, or by a chain of such
-        pairs. The lazy result has columns ``document`` and ``root``. ``keep(name, frame)`` may
-        write intermediate frames, such as edges, to files, and returns a frame to go on with.
+        pairs. The lazy result has columns ``document`` and ``root``, and one or more equal rows for
+        each root, too. ``keep(name, frame)`` may write intermediate frames, such as edges, to
+        files, and returns a frame to go on with.
         """
         columns = self.signature_fields
         meta = band_frame(corpus.empty(columns), 0, self)

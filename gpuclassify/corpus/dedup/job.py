@@ -191,8 +191,8 @@ class Deduplicate(Recipe):
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the settings that change results, to detect that a later run is a different job.
 
-        They are dicts of settings by the name of their owner, such as ``duplicates``. `on_error` is
-        included, because it changes the positions of rows.
+        They are dicts of settings by the name of their owner, such as ``duplicates``. This
+        package's version is included, and `on_error`, because it changes the positions of rows.
         """
         known = {"method": type(self.duplicates).__name__, "version": __version__}
         identity = describe_settings("duplicates", self.duplicates, self.duplicates.mappers())

@@ -49,9 +49,9 @@ PRESETS = {
 def as_steps(names: Any) -> Any:
     """Convert names of normalization steps and presets to a tuple of steps.
 
-    `names` is one name, or a list or tuple of names. Steps are in the order in which they are
-    applied. A function and None are returned unchanged. Raises ValueError for an unknown name, and
-    TypeError for a set, which has no order.
+    `names` is one name, or a list or tuple of names. Steps are in the order of `STEPS`, whatever
+    the order of `names`. A function and None are returned unchanged, and an empty list gives None.
+    Raises ValueError for an unknown name, and TypeError for a set.
     """
     if names is None or callable(names):
         return names
@@ -68,8 +68,8 @@ def normalized(
 ) -> pa.LargeStringArray:
     """Normalize texts by named steps or a function from text to text.
 
-    A text that would become empty is unchanged, and null stays null. Raises TypeError if the
-    function returns no text.
+    A text that would become empty is unchanged, and null stays null. If the function returns None,
+    the text becomes null; if it returns another type, TypeError is raised.
     """
     if callable(steps):
         values = [text and steps(text) for text in texts.to_pylist()]

@@ -154,8 +154,8 @@ class SemanticDuplicates(Duplicates):
         """Find the documents that are similar to a document that stays.
 
         The lazy result has columns ``document``, ``root`` (the document that stays, which has a
-        row, too), ``similarity`` and ``near_border``. ``keep(name, frame)`` may write intermediate
-        frames to files, and returns a frame to go on with.
+        row, too), ``similarity`` and ``near_border``, as in `match_clusters`. ``keep(name, frame)``
+        may write intermediate frames to files, and returns a frame to go on with.
         """
         embedder = self.make_embedder()
         if embedder is not None:
@@ -195,7 +195,7 @@ class SemanticDuplicates(Duplicates):
 
     @property
     def signature_fields(self) -> list[str]:
-        """Names of the columns that embeddings are computed or read from."""
+        """Names of the columns of texts, `by`, and existing embeddings, as far as they are set."""
         return [*super().signature_fields, *filter(None, [self.embedding_field])]
 
     def _check(self, frame: Frame) -> None:
@@ -306,7 +306,7 @@ def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: flo
     belong to an earlier corpus, and stay. Columns of the result are ``document``, ``root`` (int64,
     the document that stays; it has a row, too), ``similarity`` (float32) of both, and
     ``near_border`` (int64). The latter counts the documents of a cluster near its border, in the
-    row of its first document. Documents without a similar one are left out.
+    row of its first document, if there are any. Other documents without a similar one are left out.
     """
     embeddings = ranked(embeddings, own_partitions, "key")
     keys, is_earlier = embeddings["key"].to_numpy(), embeddings["is_earlier"].to_numpy()

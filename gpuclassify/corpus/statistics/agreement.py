@@ -8,7 +8,10 @@ MOST_GRADES = 20  # range of whole numbers that count as grades
 
 
 def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
-    """Return the lowest and highest number if all are grades (few whole numbers), else None."""
+    """Return the lowest and highest number if all are grades, else None.
+
+    Grades are whole numbers that differ by less than `MOST_GRADES`.
+    """
     is_whole = (numbers == np.rint(numbers)).all()
     if not is_whole or np.ptp(numbers) >= MOST_GRADES:
         return None

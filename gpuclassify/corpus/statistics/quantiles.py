@@ -87,7 +87,10 @@ class ScoreColumns:
         return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
 
     def weights(self, frame: Frame) -> np.ndarray:
-        """Return the weight of each row, int64 (rows,), 0 or more. Null has the weight 0."""
+        """Return the weight of each row, int64 (rows,): 1 if no weights are set.
+
+        Null has the weight 0. Raises ValueError for weights below 0.
+        """
         if self.weight is None:
             return np.ones(len(frame), np.int64)
         if self.weight == BYTES:
