@@ -67,7 +67,8 @@ def pick_device(name: str) -> torch.device:
     """Return the device called `name`, such as "cpu" or "cuda"; CUDA devices get an index.
 
     "auto" is CUDA if available, else MPS (Apple's GPUs) if available, else the CPU. Raises
-    ValueError if this process has no such device.
+    ValueError if this process has no CUDA or MPS device at all; the index of a device is not
+    checked.
     """
     if name == "auto":
         name = "cpu"
@@ -157,9 +158,9 @@ def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
     """Record bfloat16's speed-up on a CPU as `peak_bfloat16_times` in `stats`, for job reports.
 
-    `stats` and `options` belong to a model's run that has ended. Only CPUs that default to float32
-    are measured, after `HINT_SECONDS` of inference in the process, to cost little in comparison.
-    A ratio of at most `HINT_TIMES` is not recorded.
+    `stats` and `options` belong to a model's run that has ended. Nothing is done if the user has
+    set ``dtype`` or turned ``autocast`` off, nor before `HINT_SECONDS` of inference in the process,
+    because measuring takes time. A ratio of at most `HINT_TIMES` is not recorded.
     """
     global _seconds_to_hint
     if device.type != "cpu" or options.dtype is not None or not options.autocast:

@@ -55,10 +55,11 @@ def run(
     """Compute the model's outputs for every text, float32 (texts, outputs), in input order.
 
     For a token classifier, the result is an object array with one array per text instead, float32
-    (tokens, outputs). Each of the `blocks` is sorted and batched on its own, by the model's
-    `settings`, and the device is locked only while a block runs. The model's batch limits are
-    cached in this process under `key`. Counts and times are added to `stats`. Raises
-    NotPackableError if ``engine="packed"`` is set and the model cannot run without padding.
+    (tokens, columns), with the columns of `LoadedModel.reduce`, not logits. Each of the `blocks` is
+    sorted and batched on its own, by the model's `settings`, and the device is locked only while a
+    block runs. The model's batch limits are cached in this process under `key`. Counts and times
+    are added to `stats`. Raises NotPackableError if ``engine="packed"`` is set and the model cannot
+    run without padding.
     """
     outputs: list[torch.Tensor] = []
     positions: list[np.ndarray] = []
@@ -115,10 +116,10 @@ def _split_by_text(
 
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
-    """Compute the outputs of the single text in `tokens`, to compare with outputs of batches.
+    """Compute the outputs of the single text in `tokens`, without batches, limits or statistics.
 
-    They are float32 (outputs,), or (tokens, outputs) of a token classifier. `side`, "left" or
-    "right", is the side to pad.
+    They are float32 (outputs,). A token classifier's are logits (tokens, labels): unlike `run`,
+    this does not call `LoadedModel.reduce`. `side`, "left" or "right", is the side to pad.
     """
     with exclusive_device(model.device, model.dtype):
         staged = stage(tokens, model.device)
@@ -136,7 +137,11 @@ def _device_for(model: LoadedModel, settings: ModelOptions, stats: RunStats) -> 
 
 
 def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
-    """Return groups of texts that may share a batch, each as text indices, int64 (texts,)."""
+    """Return groups of texts that may share a batch, each as text indices, int64 (texts,).
+
+    Texts of a group have equal counts of the token `counted_id`. If the model has no such token,
+    all texts are one group; padding is not considered.
+    """
     if model.counted_id is None:
         return [np.arange(len(tokens))]
     counts = np.add.reduceat(tokens.ids == model.counted_id, tokens.offsets[:-1])

@@ -38,7 +38,10 @@ class LayerStates:
         return output
 
     def skips(self, number: int) -> bool:
-        """Tell whether layer `number` need not run, because a later layer's output is injected."""
+        """Tell whether layer `number` may be skipped, because a later layer's output is injected.
+
+        False for the injected layer itself, whose output `output_of` returns.
+        """
         return number < self.injected[0]
 
 

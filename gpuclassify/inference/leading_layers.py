@@ -177,9 +177,9 @@ def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: Loade
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
     """Count the leading layers that `other` shares with `first`, by weights and a trial run.
 
-    Returns `NOTHING`, with 0 layers, if they share none. Two models are compared only once.
-    Afterwards, `other` uses the tensors of `first` instead of its own equal ones, except in layers
-    that are not shared, which frees memory.
+    Returns `NOTHING`, with 0 layers, if they share none. Two models are compared only once. If
+    they share layers, `other` then uses the tensors of `first` instead of its own equal ones, in
+    these layers and outside of all layers (such as embeddings), which frees memory.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
@@ -300,7 +300,8 @@ def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
 class _Parts:
     """Layers and backbone tensors of a model, for its comparison with another model.
 
-    Layers are changed so that they can take their outputs from a run of the other model.
+    The layers' ``forward`` is replaced for good, so that in this and later runs they can take their
+    outputs from `current_states`. DeBERTa's encoder reads that itself, and stays as it is.
     """
 
     def __init__(self, model: LoadedModel) -> None:

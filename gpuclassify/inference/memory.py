@@ -114,6 +114,7 @@ class BatchLimits:
         """Return lower limits, after `rows` rows padded to `width` tokens ran out of memory.
 
         They allow at most half as many tokens and bytes of attention scores as that batch had.
+        `max_rows` stays.
         """
         score_bytes = self.max_score_bytes
         if self.score_rule is not None:
@@ -175,7 +176,8 @@ def largest_batch_bytes(
 
     This covers one layer's hidden states, in `dtype`, for a batch's maximum number of tokens,
     and attention scores if kept in memory. `sizes` is the configuration, as in ``config.json``;
-    None is returned if it has no hidden size. A GPU with less free memory gets smaller batches.
+    None is returned if it has no hidden size. Free memory is not considered: on a GPU that has less
+    than the estimate, batches are smaller.
     """
     width = state_width(sizes)
     if width is None:
@@ -236,8 +238,9 @@ def measure_batch_memory(
     """Measure the memory of a model's batches, to plan larger batches from it.
 
     ``probe(rows, width)`` runs a batch of `rows` texts of `width` tokens; ``peak_bytes(action)``
-    runs ``action()`` and returns its peak memory in bytes. Batches of two sizes are run, as wide as
-    the longest texts (`widest` tokens), because narrower ones take at most as many bytes per token.
+    runs ``action()`` and returns its peak memory in bytes. Batches of two sizes are run, with at
+    most `PROBE_TOKENS` tokens. Up to that, they are as wide as the longest texts (`widest` tokens),
+    because narrower ones take at most as many bytes per token. A batch that does not fit is halved.
     Raises the probe's errors, but out-of-memory errors only if a single token does not fit.
     """
     width = min(widest, PROBE_TOKENS)
@@ -458,7 +461,8 @@ class CudaMemory:
     def peak_bytes(self, action: Callable[[], Any]) -> int:
         """Run ``action()``, and return its peak memory in bytes, above the memory held before.
 
-        The action is repeated, up to twice, if another thread allocated or freed memory meanwhile.
+        The action is run up to three times, until no other thread allocates or frees memory
+        meanwhile; the last run counts in any case. Torch's peak statistics are reset.
         """
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)

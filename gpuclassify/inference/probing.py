@@ -266,7 +266,10 @@ def _makeup_of(module: nn.Module) -> Any:
 
 
 def _settings(config: PretrainedConfig | None) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of all settings, those in dicts and items of lists included."""
+    """Yield the name and value of each setting, also of settings within dicts and lists.
+
+    The dicts and lists themselves are not yielded. Items of a list have the list's name.
+    """
     pending = [] if config is None else list(config.to_dict().items())
     for name, value in pending:
         if isinstance(value, dict):

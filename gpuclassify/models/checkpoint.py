@@ -234,9 +234,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class OwnModule:
-    """Function that builds a network of the user's own, not the one of the ``config.json``.
+    """Functions that build a user's own network, and optionally its tokenizer.
 
-    The user or a subclass of a classifier supplies the function, and may also supply a tokenizer.
+    They come from the user or from a subclass of a classifier. The network is used in place of the
+    one that ``config.json`` describes.
     """
 
     # Builds the module, with random weights, from the parsed ``config.json``.
@@ -370,10 +371,10 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     """Return the maximum number of tokens that a network's positions allow, and a flag.
 
-    `sizes` is the network's configuration. The number is None for relative positions without a
-    table, which have no limit. The flag is True if longer texts would fail, as with a table of
-    learned positions. It is False if the model only loses quality beyond the number, as with rotary
-    positions, or if there is no limit.
+    `sizes` is the network's configuration. The number is None if that states no limit, or for
+    relative positions without a table, which have none. The flag is True if longer texts would
+    fail, as with a table of learned positions. It is False if the model only loses quality beyond
+    the number, as with rotary positions, or if there is no limit.
     """
     kind = sizes.get("model_type")
     if kind == "mpt":  # its attention biases are a table of fixed length
@@ -506,9 +507,10 @@ def find_tokenizer(
 ) -> Checkpoint:
     """Return the checkpoint, with `tokenizer` set to its base model if it has no tokenizer itself.
 
-    A checkpoint names its base model if it was saved as a plain torch module or adapter. For any
-    other one, `base_model` must be passed; it overrides the base model that the checkpoint names.
-    Raises CheckpointError if there is neither a tokenizer nor a base model.
+    A checkpoint names its base model if it was saved as a plain torch module or adapter. Others are
+    returned unchanged, without a look for a tokenizer, unless `base_model` is passed. `base_model`
+    overrides the one in ``config.json``. Raises CheckpointError if there is neither a tokenizer nor
+    the name of a base model.
     """
     names_base = checkpoint.layout in (LINEAR_HEAD, OWN_MODULE) or checkpoint.base is not None
     if not (names_base or base_model is not None):

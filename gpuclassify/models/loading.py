@@ -151,8 +151,9 @@ def check_tensors(
 ) -> None:
     """Compare the tensors of a checkpoint's safetensors headers with the tensors of its network.
 
-    `custom` is a network that the user builds. Weights are not downloaded for it. Raises
-    CheckpointError, which names tensors that are missing, unknown or misshaped.
+    No weights are downloaded. `custom` is a network that the user builds, in place of the
+    checkpoint's. Raises CheckpointError, which names tensors that are missing, unknown or
+    misshaped.
     """
     module = build_without_memory(checkpoint, custom)
     check_headers(checkpoint, shapes_of(module.state_dict()), cache_dir, _tied_names(module))

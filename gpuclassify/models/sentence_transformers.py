@@ -357,7 +357,11 @@ class _Files:
         return settings
 
     def _are_lower_cased(self, present: Collection[str]) -> bool:
-        """Tell whether the tokenizer lower-cases texts; `present` are the model's files."""
+        """Tell whether the tokenizer lower-cases texts; `present` are the model's files.
+
+        The normalizer in ``tokenizer.json`` decides. Without that file, only a WordPiece tokenizer
+        can, if ``tokenizer_config.json`` says so.
+        """
         if "tokenizer.json" in present:
             return _lowers((self._read("tokenizer.json") or {}).get("normalizer"))
         config = self._read("tokenizer_config.json") or {}

@@ -36,8 +36,9 @@ _MASK_TAKES_SPACE = {
 def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
     """Load the tokenizer of a checkpoint from a directory, as a new transformers tokenizer.
 
-    A maximum length that the checkpoint states replaces the tokenizer's. Raises CheckpointError if
-    no tokenizer loads, or the model lacks an embedding for one of its tokens.
+    A maximum length in ``checkpoint.sentence`` replaces the tokenizer's; ``checkpoint.max_tokens``
+    is not read. Raises CheckpointError if no tokenizer loads, or the model lacks an embedding for
+    one of its tokens.
     """
     most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
     settings: dict[str, Any] = {} if most is None else {"model_max_length": most}
@@ -132,7 +133,11 @@ def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -
 
 
 def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> None:
-    """Add tokens to `backend` that `plain` has read from files other than ``tokenizer.json``."""
+    """Add tokens to `backend` that `plain` has read from files other than ``tokenizer.json``.
+
+    Special tokens that `backend` lacks are left out. Raises CheckpointError if an added token gets
+    another id than the files declare.
+    """
     roles = {str(token) for token in plain.special_tokens_map.values()}
     added = [token for _, token in sorted(plain.added_tokens_decoder.items())]
     is_known = {str(token): backend.token_to_id(str(token)) is not None for token in added}
@@ -155,7 +160,10 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
-    """Make a transformers tokenizer use `backend`, and drop special tokens that `backend` lacks."""
+    """Make a transformers tokenizer use `backend`, and drop special tokens that `backend` lacks.
+
+    Returns the same `tokenizer`. `backend` is changed, too: it neither truncates nor pads.
+    """
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens

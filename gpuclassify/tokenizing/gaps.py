@@ -80,10 +80,10 @@ _ASCII = range(0x21, 0x7F)
 
 
 def prefix_end(text: str, chars: int) -> int:
-    """Return the offset of the first space after `chars` characters where a text can be cut.
+    """Return the length of a text's shortest prefix above `chars` characters that ends at a gap.
 
-    The space is single and between printable ASCII characters. Without one, it is the text's
-    length. Used to tokenize only a prefix of a long text.
+    A gap is here a single space between printable ASCII characters; the prefix ends before it.
+    Without one, it is the text's length. Used to tokenize only a prefix of a long text.
     """
     gap = _GAP.search(text, chars)
     return len(text) if gap is None else gap.end()
@@ -354,8 +354,8 @@ class _Rules:
     def character_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return five masks by code point, bool (0x10000,): characters that may border a gap.
 
-        They may precede a gap; precede it and are combining marks; precede a gap that begins with a
-        line end; follow a gap; follow a word's leading space. These are five fields of `Gaps`.
+        They are, in this order, the fields `before`, `marks`, `before_lines`, `after` and
+        `after_space` of `Gaps`.
         """
         before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
         splits_runs, normalize = self.splits_runs(), self.normalize

@@ -132,6 +132,9 @@ class TokenStream:
     digests of windows that have outputs already: they are not yielded, and are the first distinct
     windows in `positions`. Times of tokenizing and waiting are added to `stats`. `block_chars` is
     the number of characters of the first block and of the largest one.
+
+    The used windows of a text are all of its windows, or the first one, as `source` was told.
+    Properties have an element per text or per used window, also for windows that are not yielded.
     """
 
     def __init__(
@@ -174,7 +177,7 @@ class TokenStream:
 
     @property
     def positions(self) -> np.ndarray:
-        """Index of each window among the distinct windows, int64 (windows,).
+        """Index of each used window among the distinct windows, int64 (windows,).
 
         Distinct windows are the `known` ones in their order, and then those yielded.
         """
@@ -182,12 +185,12 @@ class TokenStream:
 
     @property
     def window_counts(self) -> np.ndarray:
-        """Number of windows of each text, int64 (texts,), even if only the first one is run."""
+        """Number of all windows of each text, int64 (texts,), even if only the first is used."""
         return np.concatenate([block.whole_counts for block in self.blocks])
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Fraction of each text's tokens that the model runs, float32 (texts,).
+        """Fraction of each text's tokens that are in its used windows, float32 (texts,).
 
         It is below 1 if the text was cut, but exact only if the tokens behind the cut were counted.
         """
@@ -195,21 +198,21 @@ class TokenStream:
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of each text's windows that the model runs, int64 (texts,)."""
+        """Number of each text's used windows, int64 (texts,)."""
         return np.concatenate([block.counts for block in self.blocks])
 
     @property
     def text_of(self) -> np.ndarray:
-        """Index of the text of each window that the model runs, int64 (windows,)."""
+        """Index of each used window's text, int64 (windows,)."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of each window that the model runs, int64 (windows,)."""
+        """Number of tokens of each used window, int64 (windows,)."""
         return np.concatenate([block.tokens.lengths for block in self.blocks])
 
     def take(self, window: int) -> TokenBatch:
-        """Return the window with this index among all windows that are run, as a batch of one."""
+        """Return the window with this index among the used windows, as a batch of one."""
         for block in self.blocks:
             if window < len(block.tokens):
                 break

@@ -246,7 +246,10 @@ class TextTokenizer:
         return [[pair[side] for pair in texts] for side in (0, 1)]
 
     def _truncated_lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """Return numbers of tokens after truncation as in transformers, int64 (sides, texts)."""
+        """Return numbers of tokens after truncation as in transformers, int64 (sides, texts).
+
+        Raises ValueError if first texts of pairs must stay whole, and one leaves no room.
+        """
         if self.pairing is None:
             return np.minimum(lengths, self._room)
         room, (_, truncation) = self._room, self.pairing
@@ -317,7 +320,10 @@ class TextTokenizer:
         return self._windows(read, count + len(read) * self.special_tokens)
 
     def _all_ids(self, texts: Sequence[str]) -> list[Any]:
-        """Return the token ids of each text, or of a prefix that is cut to the same windows."""
+        """Return the token ids of each text, or of a prefix that is cut to the same windows.
+
+        They have no special tokens. `texts` are single texts, not pairs.
+        """
         if self.backend is not None:
             (words,) = self._tokenize_sides([texts])
             flat = words.take(np.zeros_like(words.lengths), words.lengths)
@@ -366,8 +372,9 @@ class TextTokenizer:
     def cut_ids(self, ids: list[int]) -> TextTokens:
         """Cut a text's token ids into windows; without an `overlap`, truncate to one window.
 
-        A window is a token span as long as the model reads. `ids` have no special tokens; windows
-        have.
+        A window is a token span as long as the model reads. `ids` have no special tokens. They are
+        added to every window or, with `has_special_once`, to the text before it is cut, which then
+        has several windows even without an `overlap`.
         """
         overlap, room = self.overlap or 0, self._room
         if self.has_special_once:
@@ -439,8 +446,8 @@ def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int],
 class StaticTokenizer(TextTokenizer):
     """Tokenizer of a static embedding model (a mean of token vectors), without special tokens.
 
-    Empty texts have no tokens. If `token_chars` is set, only the first ``max_tokens * token_chars``
-    characters of a text are read.
+    Empty texts have no tokens. If `token_chars` is set, and texts are truncated (`cuts_once`), only
+    the first ``max_tokens * token_chars`` characters of a text are read.
     """
 
     def __init__(
@@ -498,7 +505,7 @@ class TokenBatch:
         return flat_batch(ids, types, whole)
 
     def digests(self) -> Iterator[bytes]:
-        """Yield a digest of each text's tokens, 16 bytes, used to find texts with equal tokens."""
+        """Yield a digest of each text's token and segment ids, 16 bytes, to find equal texts."""
         ids, *others = (part.data for part in (self.ids, self.type_ids) if part is not None)
         for start, stop in itertools.pairwise(self.offsets.tolist()):
             digest = hashlib.blake2b(ids[start:stop], digest_size=16)
@@ -526,7 +533,7 @@ def flat_batch(
     """Concatenate the token ids of texts, and their segment ids if there are any, to a batch.
 
     `rows` and `type_ids` have an array per text. `whole_lengths` are the texts' numbers of tokens
-    before they were cut.
+    before they were cut; None means that no text was cut.
     """
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     types = _flat(type_ids) if type_ids else None

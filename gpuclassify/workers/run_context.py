@@ -404,7 +404,10 @@ class RunningParts:
                 self._latest[name] = max(self._latest.get(name, (rows, 0.0)), (rows, share))
 
     def finish(self, name: str) -> None:
-        """Remove the part `name`, which is finished, from the running parts."""
+        """Remove the part `name`, which is finished, from the running parts.
+
+        Later events of this part are ignored. A name that is not among `names` has no effect.
+        """
         with self._lock:
             self.surplus += self._left.pop(name, 1.0) - 1.0
             self._latest.pop(name, None)

@@ -257,6 +257,7 @@ class DisentangledEncoder(DebertaV2Encoder):
 
         Arguments and result are those of transformers' class: `hidden_states` are (rows, width,
         size), and the mask, (rows, width), is 1 for a token and 0 for padding on one side of a row.
+        With `is_first_enough`, all tokens of a row get its first token's state in the last layer.
         """
         is_plain = attention_mask.dim() == 2 and not output_attentions
         is_plain &= query_states is None and relative_pos is None
@@ -286,7 +287,7 @@ class DisentangledEncoder(DebertaV2Encoder):
 
     @property
     def attention(self) -> str:
-        """Class name of the attention in use, for logs."""
+        """Class name of `attention_type`, for logs."""
         return self.attention_type.__name__
 
     @contextlib.contextmanager
@@ -382,9 +383,10 @@ def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np
 
 
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:
-    """Return a DeBERTa layer's linear projections of relative positions: for keys, for queries.
+    """Return a DeBERTa layer's linear projections of relative positions, to keys and to queries.
 
-    `attention` is its self-attention module. A projection is None if there is no such term.
+    Positions projected to keys are multiplied with queries (content to position), and vice versa.
+    `attention` is the self-attention module. A projection is None if there is no such term.
     """
     is_shared, types = attention.share_att_key, attention.pos_att_type
     key, query = (
@@ -395,7 +397,10 @@ def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | 
 
 
 def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables:
-    """Project the embedding of relative positions, (positions, size), for a layer's attention."""
+    """Make a layer's tables from the embedding of relative positions, (positions, size).
+
+    They are scaled by the layer's `_score_scale`.
+    """
     scale = _score_scale(attention)
     keys, queries = (
         None

@@ -50,7 +50,7 @@ FUSED_HALF_TOLERANCE = 0.02
 
 
 class Kernel(NamedTuple):
-    """A kernel and its tuning: block sizes, warps and stages.
+    """Choice of a kernel of attention (`is_own`), and its block sizes, warps and stages.
 
     `query_tokens` and `key_tokens` are a block's queries and keys. 0 leaves a number to torch.
     """
@@ -140,10 +140,11 @@ def _random_rows(
 
 
 def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttention]:
-    """Return the class of attention for an encoder, by a measurement on its device.
+    """Return the faster class for an encoder, `FusedAttention` or `DisentangledAttention`.
 
-    It is `FusedAttention`, a single compiled kernel, if that compiles, agrees with
-    `DisentangledAttention` and is faster.
+    It is `FusedAttention`, a single compiled kernel, if the device is in `FUSED_DEVICES`, and the
+    kernel compiles, agrees with `DisentangledAttention` and is faster. `_kernels` keeps the kernel,
+    which is measured once per device, dtype and shape of heads.
     """
     weight = encoder.rel_embeddings.weight
     if weight.device.type not in FUSED_DEVICES:

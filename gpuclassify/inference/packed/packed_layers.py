@@ -276,9 +276,9 @@ def _mask(
 ) -> torch.Tensor | None:
     """Return a group's attention mask, true where a query may attend to a key.
 
-    It is bool, (texts or 1, 1, width or 1, width), or None if padding and `window` exclude no key.
-    With `is_causal` alone it is None, too, because the attention function then excludes later keys.
-    `window` is `packed_attention`'s ``sliding_window`` (None: no window).
+    It is bool, and broadcasts to (texts, heads, width, width). It is None if no key is excluded, or
+    if the attention function itself excludes later keys (`is_causal` without a `window` below
+    `width`), which include padding. `window` is `packed_attention`'s ``sliding_window``, or None.
     """
     mask = None
     if group.is_token is not None and not is_causal:  # causal attention never reads later padding
