@@ -147,7 +147,9 @@ def dedup(settings: JobSettings, own: dict[str, Any]) -> Recipe:
     \b
     gpuclassify dedup 'crawl/*.jsonl' clean/ --method fuzzy --id-field url --keep-by length
     """
+    from gpuclassify.corpus.dedup.groups import LENGTH
     from gpuclassify.corpus.dedup.job import Deduplicate
+    from gpuclassify.jobs.input.readers import first_rows
 
     if (method := own.pop("method", None)) is None:
         raise ValueError("name how duplicates are found: --method exact, fuzzy or semantic")
@@ -160,6 +162,8 @@ def dedup(settings: JobSettings, own: dict[str, Any]) -> Recipe:
     check_names(f"--method {method} has", "setting", own, setting_names(kind))
     duplicates = kind(**own)
     read = settings.fields and [*duplicates.input_fields, *settings.fields]
+    if read and LENGTH in duplicates.keep_by:  # a column, or else the length of the text
+        read += {LENGTH} & {*first_rows(settings.reader(), 1, settings.on_error).columns}
     return Deduplicate(
         settings.reader(read),
         duplicates,

@@ -356,14 +356,15 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     pairs = [*by_number.items()] if isinstance(by_number, dict) else []
     if not by_number and isinstance(by_label, dict):
         pairs = [(i, label) for label, i in by_label.items()]
-    if not pairs or not all(str(i).isdigit() for i, _ in pairs):
+    if not pairs or not all(re.fullmatch("[0-9]+", str(i)) for i, _ in pairs):
         raise CheckpointError(
             f"id2label of {name} is {by_number or by_label!r}: it must map whole numbers to labels"
         )
     by_id = {int(i): str(label) for i, label in pairs}
-    if sorted(by_id) != list(range(len(by_id))):
+    if sorted(by_id) != list(range(len(pairs))):
         raise CheckpointError(
-            f"id2label of {name} has ids {sorted(by_id)}: they must run from 0 to {len(by_id) - 1}"
+            f"id2label of {name} has ids {sorted(str(i) for i, _ in pairs)}: they must run from 0 "
+            f"to {len(pairs) - 1}"
         )
     return tuple(by_id[i] for i in range(len(by_id)))
 

@@ -264,6 +264,13 @@ def appendix(found: Mapping[str, Any]) -> str:
     `found` is the entry ``contamination`` of ``report.json``.
     """
     settings, benchmarks = found["settings"], found["benchmarks"]
+    least, most = int(settings["min_words"]), int(settings["ngram"]) - 1
+    shorter = "Items of fewer words were left out. "
+    if least <= most:
+        shorter = (
+            f"Items of {least} to {most} words had to occur as a whole, and shorter ones were left "
+            "out. "
+        )
     names = ", ".join(
         f"{name} ({counts['found']:,} items in {counts['documents']:,} documents)"
         for name, counts in benchmarks.items()
@@ -272,11 +279,10 @@ def appendix(found: Mapping[str, Any]) -> str:
         f"We compared all documents with all test items by n-grams of {settings['ngram']} words, "
         "after Unicode compatibility decomposition (NFKD), case folding, and removal of "
         "punctuation, symbols and white space; characters of scripts without spaces were words. "
-        f"Items of {settings['min_words']} to {int(settings['ngram']) - 1} words had to occur as a "
-        "whole, and shorter ones were left out. N-grams in more than "
+        f"{shorter}N-grams in more than "
         f"{settings['max_items']} items or in many documents of a sample of the corpus were "
         "ignored. All matches are exact. A document was contaminated if it had at least "
-        f"{settings['threshold']:.0%} of the n-grams of an item: {found['documents']:,} of "
+        f"{100 * settings['threshold']:g}% of the n-grams of an item: {found['documents']:,} of "
         f"{found['rows']:,} documents ({found['documents'] / max(1, found['rows']):.4%}). By "
         f"benchmark: {names or 'none'}."
     )

@@ -68,8 +68,8 @@ def normalized(
 ) -> pa.LargeStringArray:
     """Normalize texts by named steps or a function from text to text.
 
-    A text that would become empty is unchanged, and null stays null. If the function returns None,
-    the text becomes null; if it returns another type, TypeError is raised.
+    A text that would become empty is unchanged, and null stays null. Raises TypeError if the
+    function returns anything but a text.
     """
     if callable(steps):
         values = [text and steps(text) for text in texts.to_pylist()]
@@ -77,6 +77,8 @@ def normalized(
             new = pa.array(values, texts.type)
         except pa.ArrowTypeError as err:
             raise TypeError(f"normalize= has to return a text for each text: {err}") from err
+        if new.null_count > texts.null_count:
+            raise TypeError("normalize= has to return a text for each text, and returned None")
     else:
         new = functools.reduce(lambda text, name: STEPS[name](text), steps, texts)
         new = pc.utf8_trim(new, " ") if "white_space" in steps else new
