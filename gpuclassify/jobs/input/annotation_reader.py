@@ -148,12 +148,13 @@ class AnnotationReader:
         return positions[(positions >= low) & (positions < high)]
 
     def lacks_content(self, piece: Any) -> bool:
-        """Return whether a piece possibly had unreadable content when it was annotated.
+        """Return whether a piece, or a range of it, may have been unreadable when it was annotated.
 
-        A piece is a `Part` without `followers`: row groups of a Parquet file, or a byte range of
-        JSON lines. The result is True if an annotation set (columns that a job wrote for the rows
-        of these files) covers the piece's file but has no row of the piece. It is also True if a
-        task of that job read rows of the piece, and could not read some file or range.
+        Single lines and rows do not count; `unreadable` returns them. A piece is a `Part` without
+        `followers`: row groups of a Parquet file, or a byte range of JSON lines. The result is True
+        if an annotation set (columns that a job wrote for the rows of these files) covers the
+        piece's file but has no row of the piece. It is also True if a task of that job read rows of
+        the piece, and could not read some file or range.
         """
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))

@@ -154,7 +154,7 @@ class AnnotationSet:
         """Return whether an input file, or some of its rows, may have been left out as unreadable.
 
         `name` is the file's name in the set. Returns False if it is not annotated, or not yet
-        completely.
+        completely. Call `read_records` before. Rows that failed in a classifier count, too.
         """
         file = self.files.get(name)
         if file is None or file.folder in self.undone:
@@ -183,7 +183,7 @@ class AnnotationSet:
         """Read row ranges, digests and columns of the annotation files from the jobs' records.
 
         They are stored in `files`, `digests` and `columns`. Raises AnnotationError if a file or a
-        record is missing or damaged, or if two annotation files annotate the same rows.
+        record is missing or damaged, or if ranges of two annotation files overlap.
         """
         for folder, job in self.jobs.items():
             latest = {name for name, file in self.files.items() if file.folder == folder}

@@ -86,7 +86,8 @@ def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFil
     """Find the files that `inputs` name, sorted within each input, without duplicates.
 
     `inputs` are paths, folders, globs or URLs. Unreadable files and folders come last, with their
-    problems. Raises UnreadableInputError if nothing can be read.
+    problems. Raises UnreadableInputError if one of `inputs` matches no data file, or if no file can
+    be read.
     """
     commits: dict[Any, str] = {}
     stores = [open_store(str(name), storage_options).pin(commits) for name in inputs]

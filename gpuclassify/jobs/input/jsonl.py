@@ -304,9 +304,10 @@ def _parse(
 
 
 def _check_finite(table: pa.Table, content: bytes) -> None:
-    """Raise BadLineError if a number beyond float64 was read as infinity.
+    """Raise BadLineError if an integer beyond float64 was read as infinity.
 
-    The lines in `content` may also write Infinity themselves, which is allowed.
+    pyarrow does so for integers of 309 digits or more. Infinity itself, spelled out in the lines
+    `content`, is allowed if no number in them is that long.
     """
     columns = [chunk for column in table.columns for chunk in column.chunks]
     while columns:
@@ -329,7 +330,7 @@ def parse_good(
 
     Fields that the schema lacks are left out if `is_projected`; otherwise their lines are bad.
     Halves of surrogate pairs in columns of the schema become U+FFFD with `replaces`; otherwise
-    their lines are bad.
+    their lines are bad. In columns of Arrow's JSON type, the escapes of halves always stay.
     """
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
@@ -407,7 +408,8 @@ def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType
 def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
     """Return a line with values of columns `texts` as JSON strings, to read them as text.
 
-    Halves of surrogate pairs become U+FFFD in columns that are neither in `texts` nor in `kept`.
+    null stays null. Halves of surrogate pairs become U+FFFD in columns that are neither in `texts`
+    nor in `kept`.
     """
     text, pieces, done = line.decode(), [], 0
     start = _SEPARATOR.match(text, text.find("{") + 1).end()  # type: ignore[union-attr]
@@ -482,11 +484,13 @@ def frequent_columns(
 
 
 def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
-    """Return the schema with integer types for columns that hold integers alone.
+    """Return the schema with int64 or uint64 for floats, at any nesting, that are all integers.
 
-    `samples` are the JSON lines from which pyarrow inferred the schema. It infers floating point if
-    one integer exceeds int64, and then all of them lose digits, such as identifiers that are 64-bit
-    hashes. Columns that lose digits anyway are logged.
+    `samples` are blocks of the JSON lines from which pyarrow inferred the schema. It infers
+    floating point if one integer exceeds int64, and then all of them lose digits, such as
+    identifiers that are 64-bit hashes. The type is uint64 if some integers exceed int64 and none is
+    negative. Integers that exceed 64 bits do not count; if there are no others, the column stays
+    floating point. Columns that lose digits anyway are logged.
     """
     if "double" not in str(schema.types):
         return schema
@@ -585,7 +589,7 @@ def _check_line(line: bytes) -> bool:
 
 
 def _check_structure(text: bytes) -> None:
-    """Raise BadLineError if a line is nested over 1,000 deep, or holds over 4 million values."""
+    """Raise BadLineError if the line is nested over 1,000 deep, or holds over 4 million values."""
     # Without escapes, every other quote begins a string.
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     level = values = quotes = 0

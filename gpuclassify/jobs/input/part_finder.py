@@ -495,9 +495,9 @@ class PartFinder:
     def _ends_inside(self, path: str, sizes: PartSizes, offset: int, size: int) -> list[int]:
         """Cut a run of row groups or a compressed file into parts; return their end offsets in it.
 
-        A part is a slice that one task reads, as large as `sizes` says; if the file `path` is
-        remote, it has no maximum. `size` is the number of bytes to cut, and the last end. `offset`
-        is the first byte's offset in the input, all files in sequence.
+        Parts grow as in `sizes`, but in a local file up to a fraction of the input if that is more
+        (see `MOST_SHARES`), and in a remote file without a limit. `size` bytes are cut, which begin
+        at the byte `offset` of the input, all files in sequence. The last end is `size`.
         """
         usual = size
         if store_type(path).is_near:  # see MOST_SHARES

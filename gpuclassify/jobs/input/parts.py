@@ -256,15 +256,15 @@ class Lines:
 
     `part` is the range, and `offset` the position of `content` in the decompressed file. If `part`
     has a share, the lines are those of the whole file; see `in_share`. `share` is the fraction of a
-    whole file that was read before a limit ended the reading; else 1. `long_lines` are lines that
-    are too long, which `content` lacks. `cut` is the message of the error that ended a truncated
-    file, or None.
+    whole file that was read before `Limit.stored_bytes` ended the reading; else 1, even if another
+    limit ended it. `long_lines` are lines that are too long, which `content` lacks. `cut` is the
+    message of the error that ended a truncated file, or None.
     """
 
     part: Part
     offset: int  # byte offset of `content` in the decompressed file
     content: bytes
-    share: float = 1.0  # fraction of the file that was read, if `part` is a whole file
+    share: float = 1.0  # fraction of the file that was read, if its stored bytes were limited
     long_lines: Sequence[BadLine] = ()  # lines that are too long, and not in `content`
     cut: str | None = None  # message of the error that ended a damaged file
 
@@ -272,7 +272,8 @@ class Lines:
         """Return a table of the good lines, a row each, and the bad lines, sorted by offset.
 
         The table has the columns of `schema`, except the column of paths. If
-        `schema.has_positions`, the column `ROW_POSITION` has the byte offset of each line.
+        `schema.has_positions`, the column `ROW_POSITION` has the byte offset of each line. The bad
+        lines include `long_lines`, which are reported only by the first of a file's shares.
         """
         columns = schema.in_lines if schema.line_types else schema.pathless
         form = columns, schema.is_projected, schema.replaces_surrogates
@@ -342,8 +343,8 @@ def read_table(
     """Read row groups of a Parquet file, or a byte range of a JSON lines file.
 
     Returns the good rows, the problems, and the fraction of the file that was read, which is
-    below 1 only if `part` is a whole file and `limit` stopped the reading. The table has the
-    columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`.
+    below 1 only if `part` is a whole file and ``limit.stored_bytes`` stopped the reading. The table
+    has the columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`.
 
     `annotations` reads columns that earlier jobs wrote for the same rows; None makes such a reader
     if the schema has annotation columns. If these are all columns, and exist for every row, the
@@ -465,7 +466,7 @@ def read_chosen(
     The columns of `choice` are read first. Other columns are read only from Parquet row groups with
     selected rows, and from JSON lines if any row is selected. All columns of all rows are read in
     two cases: if `choice` reads columns of JSON lines, or if it reads columns of Parquet files and
-    bad rows are quarantined.
+    bad rows are quarantined. Without a complete set, annotations count as columns of the files.
     """
     names = [name for name in schema.arrow.names if name in choice.read_fields]
     reads_files = not {*names} <= {*schema.annotation_fields} or annotations.positions(part) is None

@@ -78,7 +78,7 @@ class FileReader(Declared):
         Files, directories, globs or fsspec URLs (``s3://``, ``gs://``, ``memory://``, and
         ``hf://datasets/OWNER/NAME[@REVISION]/...``, which is read at the commit of the revision
         when the job begins). Folder names such as ``lang=de`` give columns that no file holds, as
-        in Dask: integers if all values are integers, else text.
+        in Dask: integers if all values fit into int32, else text.
     fields : str or sequence of str, optional
         Columns to read. Default: all but ``__null_dask_index__`` and ``__index_level_0__`` of
         Parquet files, which Dask and pandas call an index that has no name.
@@ -89,8 +89,9 @@ class FileReader(Declared):
         for hundreds of columns). By default the first parts are smaller: a part is as large as all
         parts before it together, so that the first results show early.
     files_per_partition : int, optional
-        Maximum number of neighbouring small files in a part. Default: no maximum. Without
-        `part_bytes`, files are joined up to this number whatever their size. Large files are cut.
+        Maximum number of neighbouring small files in a part. Default: 1 for an input of up to 16
+        files without `part_bytes`, else no maximum. If it is set without `part_bytes`, so many
+        files are joined whatever their size. Large files are cut.
     path_field : str, optional
         A column to add with the path or URL of each row's file.
     storage_options : dict, optional
@@ -304,8 +305,8 @@ def read_files(
     Returns
     -------
     dask.dataframe.DataFrame
-        Pandas frames: strings are ``str``, integers Int64, booleans boolean, nested values
-        ArrowDtype.
+        Pandas frames: strings are ``str``, int64 is Int64, booleans are boolean, and floats are
+        NumPy's. Others, such as int32, dates and nested values, are ArrowDtype.
 
     Raises
     ------
@@ -361,7 +362,8 @@ def read_columns(dataset: Any, names: Iterable[str | None], on_error: OnError) -
 def first_rows(reader: FileReader, most: int, on_error: str = "raise") -> pd.DataFrame:
     """Read the first `most` rows of a reader, and little else of its files.
 
-    If `on_error` is "quarantine", unreadable files and lines among them are left out.
+    If `on_error` is "quarantine", unreadable files and lines among them are left out, so that there
+    may be fewer rows. With annotations, whole parts are read.
     """
     if reader.annotations:
         plan, frames, rows = reader.find_parts(on_error), [], 0
@@ -440,8 +442,9 @@ def _line_number(lines: Lines, bad: BadLine) -> int:
 def first_rows_lazily(reader: FileReader, most: int, on_error: str = "raise") -> dd.DataFrame:
     """Return the first `most` rows of a reader as a Dask frame, whose key is a hash of the rows.
 
-    Raises UnreadableInputError if there are no rows. If `on_error` is "quarantine", unreadable
-    files and lines among them are left out.
+    The rows are read now, by `first_rows`, and the frame holds them in memory. Raises
+    UnreadableInputError if there are no rows. If `on_error` is "quarantine", unreadable files and
+    lines among them are left out.
     """
     import dask.dataframe as dd
 

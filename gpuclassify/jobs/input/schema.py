@@ -98,6 +98,7 @@ def nulls_untyped(
 ) -> pa.Schema:
     """Return a Parquet file's schema with the null type for columns `names` that are all null.
 
+    A nested column keeps its structure: each of its inner fields without values gets the null type.
     Columns for which the file has no statistics keep their types.
     """
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -157,7 +158,10 @@ def _most_fields(kind: pa.DataType) -> int:
 
 
 def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
-    """Return the schema with only these columns; raise UnreadableInputError if one is missing."""
+    """Return the schema with only `fields`, in this order.
+
+    Raises UnreadableInputError if one is missing.
+    """
     names = set(schema.names)
     for name in fields:
         if name not in names:
@@ -206,7 +210,7 @@ def set_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
 
 
 def folder_schema(paths: Iterable[str]) -> pa.Schema:
-    """Infer columns from folder names such as ``lang=de``: integers if all are int32, else text."""
+    """Infer columns from folder names such as ``lang=de``: int64 if all fit int32, else text."""
     folders = dict.fromkeys(f"{posixpath.dirname(redacted(path))}/" for path in paths)
     steps = (step.partition("=") for folder in folders for step in folder.split("/"))
     names = dict.fromkeys(unquote(name) for name, mark, _ in steps if name and mark)
@@ -258,10 +262,11 @@ def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
 
 
 def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str | None:
-    """Explain the conflict if other files hold a column that this file's folder names give.
+    """Return the reason why a file cannot be read together with other files, or None.
 
-    `own` are the columns that the file holds, `common` the columns that any file holds. Returns
-    None if there is no conflict.
+    The reason is a column that this file, at `path`, has only by a folder name such as ``lang=de``,
+    and that other files contain. `own` are the columns that the file contains, `common` the columns
+    that any file contains.
     """
     by_folders = set(folder_schema([path]).names) - set(own)
     names = [name for name in common if name in by_folders]

@@ -80,7 +80,10 @@ class FileSource:
 
     @property
     def input_schema(self) -> InputSchema | None:
-        """Schema for tasks that read parts, without storage options, which may be secrets."""
+        """Schema for tasks that read parts, without storage options, which may be secrets.
+
+        Only a `FrameSource` has None here.
+        """
         return replace(self.input.schema, storage_options={})
 
     @property
@@ -444,7 +447,8 @@ def _describe(part: Part) -> dict[str, Any]:
     """Return the path and range of a part of one file as a dict of JSON values, for its record.
 
     Keys are ``path``, then ``row_groups`` (indices in a Parquet file), or ``start`` and ``length``
-    (bytes of JSON lines, only if not the whole file), and ``share`` and ``problem`` if set.
+    (bytes of JSON lines), and ``share`` and ``problem`` if set. A part without a length, which goes
+    to the end of its file, has no ``length``, and a ``start`` only if that is not 0.
     """
     plain = replace(part, rows=None, annotations=(), followers=())
     known = {key: value for key, value in asdict(plain).items() if value is not None}

@@ -379,10 +379,11 @@ class Target:
             return ""
 
     def foreign_files(self, existing: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-        """List paths of the split's files that are not this job's: their digest is not in `ours`.
+        """List paths of the split's files that this job did not write.
 
         `existing` are digests of the folder's files, and `ours` digests of the job's files, both by
-        path. Raises FileExistsError if there are such files and `overwrite` is false.
+        path. A file is foreign if `ours` lacks its path, or has another digest for it. Raises
+        FileExistsError if there are such files and `overwrite` is false.
         """
         names = re.compile(f"{re.escape(self.split)}-[^/]*")
         foreign = [
@@ -405,7 +406,8 @@ class Target:
 
         `ours` maps paths to digests, for files that an earlier run of the job has uploaded. Raises
         FileExistsError if the split has other files and `overwrite` is false, and Hub errors if the
-        repository cannot be read. A repository or branch that does not exist yet is no error.
+        repository cannot be read. A branch that does not exist yet is no error, nor is a repository
+        if there is a token to create it.
         """
         from huggingface_hub import get_token
 
@@ -551,11 +553,11 @@ def _commit(
     columns: pa.Schema | None,
     section: str,
 ) -> str:
-    """Add all files of the split in one commit, and return its hash; retry if others commit.
+    """Make the split's files those of this job, in one commit; return its hash.
 
     `additions` are huggingface_hub's operations for files that the Hub lacks; `digests` has the
-    Hub's digests of all files of the split by path. The dataset card is updated for files with
-    `columns` (None if unknown), and gets the Markdown `section`.
+    Hub's digests of the job's files by path. Other files of the split are removed. The card is
+    updated for `columns` (or None), and gets the text `section`. Retries if others commit.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 

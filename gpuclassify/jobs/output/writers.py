@@ -59,7 +59,8 @@ class FileWriter(Declared):
         Default: zstd for Parquet, none for JSON lines.
     partition_by : str or sequence of str, optional
         Columns of text, whole numbers or booleans whose values become names of folders, the first
-        column outermost. The files do not have them. A part may have 1,000 values.
+        column outermost. The files do not have them. ValueError is raised if a part
+        has more than 1,000 values of a column.
     output_bytes : int
         Size of the files into which neighbouring parts are joined; with `partition_by`, of the
         files in all folders together. A task holds so much in memory. 0 writes a file for each
@@ -272,7 +273,8 @@ def to_parquet(
     path : str
         Directory, or fsspec URL of one. One file ``part-00000.parquet`` a partition.
     overwrite : bool, default False
-        Replace all existing Parquet files, also in folders such as ``lang=de``. Other files stay.
+        Replace all existing Parquet files, and JSON lines files named ``part-...``, also in folders
+        such as ``lang=de``. Other files stay.
     compute : bool, default True
         ``False`` returns one delayed object that writes when computed.
     storage_options : dict, optional
@@ -286,7 +288,7 @@ def to_parquet(
     Raises
     ------
     FileExistsError
-        `path` has Parquet files and `overwrite` is not set, or has some in other folders or behind
+        `path` has such files and `overwrite` is not set, or has some in other folders or behind
         links.
     ValueError
         `dataset` is known to be read from `path` or from a folder above it. Or its columns have

@@ -256,9 +256,10 @@ def _label_shares(summary: JobSummary) -> str:
 
 
 def format_gpus(shares: list[float | None]) -> str:
-    """Return a text on busy GPUs for a status line, or "" if `shares` has no number.
+    """Return a text such as ", GPU 95% 90% busy" for a status line, or "" if no use is known.
 
-    `shares` has the use of each GPU in percent, 0 to 100, and None if unknown.
+    `shares` has the use of each GPU in percent, 0 to 100, and None if unknown. For more than eight
+    GPUs, the text has their mean and the lowest.
     """
     known = [share for share in shares if share is not None]
     if not known:
