@@ -40,6 +40,29 @@ def run(tmp_path, monkeypatch, documents, address):
     return run
 
 
+def test_a_column_called_length_ranks_whatever_columns_are_kept(run, tmp_path):
+    """Else the length of the text would rank, without a word."""
+    rows = {"url": ["short", "long"], "text": ["same words", "same words"], "length": [9, 1]}
+    pd.DataFrame(rows).to_json("in.jsonl", orient="records", lines=True)
+    kept = []
+    for number, fields in enumerate([[], ["--field", "url"]]):
+        out = f"out{number}"
+        done = run(
+            "in.jsonl",
+            out,
+            "--method",
+            "exact",
+            "--id-field",
+            "url",
+            "--keep-by",
+            "length",
+            *fields,
+        )
+        assert done.exit_code == 0, done.output
+        kept.append(pd.read_parquet(tmp_path / out)["url"].tolist())
+    assert kept[0] == kept[1] != []
+
+
 def test_options_are_settings(run, tmp_path, documents):
     done = run(
         "in.jsonl", "out", "--method", "fuzzy", "--id-field", "url", "--keep-by", "length",

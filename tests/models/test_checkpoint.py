@@ -64,6 +64,23 @@ def test_what_transformers_leaves_out_is_filled_as_it_does(
     assert found.problem_type == (problem_type or "single_label_classification")
 
 
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ({"0": "a", "2": "b"}, "must run from 0 to 1"),
+        ({"0": "a", "00": "b"}, "must run from 0 to 1"),  # one number twice
+        ({"0": "a", "\u00b2": "b"}, "must map whole numbers"),  # a superscript
+        ({"0": "a", "\u0661": "b"}, "must map whole numbers"),  # a digit of another script
+    ],
+)
+def test_ids_of_labels_that_are_not_0_to_n_are_refused(sequence_classifier, tmp_path, ids, message):
+    model = shutil.copytree(sequence_classifier("bert"), tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | {"id2label": ids, "label2id": None}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        described(model)
+
+
 def test_the_prompt_layout_has_its_heads_in_the_order_of_the_file(checkpoint):
     found = described(checkpoint("prompt-task-complexity"))
     assert found.layout == POOLED_HEADS

@@ -214,9 +214,12 @@ def test_names_are_steps_in_one_order():
         SemanticDuplicates(embedding_field="vector", normalize="basic")
 
 
-def test_a_function_that_makes_no_text_is_told():
+@pytest.mark.parametrize(
+    "function", [len, lambda text: None, lambda text: text if "a" in text else None]
+)
+def test_a_function_that_makes_no_text_is_told(function):
     with pytest.raises(TypeError, match="normalize= has to return a text for each text"):
-        ExactDuplicates(normalize=len)(pd.DataFrame({"text": ["a", "b"]}))
+        ExactDuplicates(normalize=function)(pd.DataFrame({"text": ["a", "b", None]}))
 
 
 def function(code):
