@@ -114,7 +114,8 @@ class LabelHead(Head):
         """Raise CheckpointError unless the model is one classifier of this problem type.
 
         `labels` are the model's labels in output order. The setting `labels`, if set, must be
-        equal, or have the same length if the model's are only placeholders, such as ``LABEL_0``.
+        equal; only the length must be equal if the model's labels are placeholders, such as
+        ``LABEL_0``, are not strings, or occur twice.
         """
         name, passed = checkpoint.identity.name, self.options.labels
         if not checkpoint.labels:
@@ -390,7 +391,8 @@ class RegressionHead(LabelHead):
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Return ``{"score": mask}`` of the texts that reach `min_score`; {} if it is not set.
 
-        `values` are activated outputs, float32 (texts, outputs); the mask is bool (texts,).
+        A text must reach each minimum if `min_score` has one by output. `values` are activated
+        outputs, float32 (texts, outputs); the mask is bool (texts,).
         """
         return self.passes_score(self.scores(values))
 

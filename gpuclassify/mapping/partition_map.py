@@ -157,7 +157,10 @@ class PartitionMap(Public):
         return parts | {name: version.partition("+")[0] for name, version in versions.items()}
 
     def code(self) -> str:
-        """Return the constructor call as Python source code, with all settings in full."""
+        """Return the constructor call as Python source code: the repr, by default.
+
+        Subclasses whose repr shortens long values override it, to write them in full.
+        """
         return repr(self)
 
     def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:

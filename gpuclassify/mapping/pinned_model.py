@@ -103,7 +103,10 @@ class PinnedModel:
 
     @property
     def has_adapter(self) -> bool:
-        """Whether the model is a LoRA adapter of a base model; False before its files are read."""
+        """Whether the model is known to be a LoRA adapter of a base model.
+
+        Also False for an adapter whose description has not been read yet: see `is_described`.
+        """
         return self._checkpoint is not None and bool(self._checkpoint.adapter_json)
 
     @property
@@ -200,7 +203,7 @@ class PinnedModel:
             hub.download(identity, cache_dir=self.options.cache_dir)
 
     def check_directories(self) -> None:
-        """Raise an error if a local model directory has changed since the model was described."""
+        """Raise ModelChangedError if a local directory has changed since it was described."""
         for identity in self.identities:
             if identity.is_directory:
                 hub.download(identity, cache_dir=self.options.cache_dir)
@@ -274,7 +277,8 @@ class PinnedModel:
     def key(self) -> Any:
         """Return the part of Dask's task keys that identifies the model.
 
-        It is the model's description, or its name if this machine cannot read it.
+        It is the model's description. If this machine cannot read that, it is the name and the
+        revision in the settings.
         """
         if not self._is_out_of_reach:
             with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
@@ -283,7 +287,10 @@ class PinnedModel:
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Map each pinned repository or directory with weights to its safetensors file's name."""
+        """Name of the safetensors file with weights, by pinned repository or directory.
+
+        There is no such file if the weights are in shards: see `hub.read_tensor_shapes`.
+        """
         if self.checkpoint.base is not None:
             return {self.checkpoint.base: WEIGHTS, self.checkpoint.identity: ADAPTER_WEIGHTS}
         return {self.checkpoint.identity: WEIGHTS}

@@ -272,7 +272,7 @@ def _name_row(frame: Frame, rows: np.ndarray, row: int) -> str:
 def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> None:
     """Raise ValueError if the mapper writes `column`, but one of `labels` is not its label.
 
-    Nothing is checked if the model cannot be read here.
+    The model's files are read if its settings have no labels; raises an error if that fails.
     """
     if mapper.options.plans_without_model or mapper.model.is_readable():
         for head in mapper.heads:

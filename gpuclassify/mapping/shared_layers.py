@@ -139,7 +139,10 @@ def _encoder_of(mapper: PartitionMap) -> EncoderRunner | None:
 
 
 def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split off the last `width` outputs of each window, or of each token in an object array."""
+    """Split each window's outputs, and return (all but the last `width`, the last `width`).
+
+    An object array has an array per window, (tokens, outputs), whose outputs are split.
+    """
     if outputs.dtype != object:
         first, last = np.split(outputs, [-width], axis=1)
         return first, last

@@ -228,7 +228,7 @@ def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
     """Return the names of new columns whose values are counted in a report.
 
     They have labels, lists of labels, booleans or integers, or lists of structs with a field
-    "label". Columns of integers that are counts themselves are absent.
+    "label". Columns of integers with the metadata `COUNT` are absent.
     """
     counted: list[str] = []
     for schema in (mapper.schema() for mapper in mappers):

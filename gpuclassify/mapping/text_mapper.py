@@ -271,7 +271,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def text_field(self) -> str:
-        """Name of the text column; of the second text column if the model reads pairs."""
+        """Name of the column in the setting `text_field`; of the second one if it is a pair."""
         return self.options.main_field
 
     @property
@@ -289,7 +289,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def drops_rows(self) -> bool:
-        """Whether filters drop rows; False if they only write to the bool column `keep_field`."""
+        """Whether filters drop rows.
+
+        False without a filter, or if filters only write to the bool column `keep_field`.
+        """
         return self._keep_field is None and self.options.filters
 
     @property
@@ -340,7 +343,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def keeping(self, field: str) -> TextMapper[Settings]:
         """Return a copy that drops no row, but writes whether a row passes its filters to a column.
 
-        `field` is the name of this bool column.
+        `field` is the name of this bool column. Raises ValueError if the mapper has no filter, and
+        TypeError if its class has no setting `keep_field`.
         """
         kept = copy.copy(self)
         vars(kept).pop("model", None)  # the model holds the settings
@@ -362,7 +366,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         """Raise an error unless the mapper can run on the frame, which may be empty.
 
         It must have the text columns and no column of the new ones' names, unless the settings
-        allow to overwrite. The filters must match the model, which is read if it can be reached.
+        allow to overwrite. The filters must match the model. Its files are read if the settings
+        have no labels; raises an error if they are out of reach.
         """
         columns, backend = list(frame.columns), backend_of(frame)
         for name in self.text_fields:

@@ -97,10 +97,11 @@ def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple[str, ...] | None:
-    """Return a label or several as a tuple, sorted and without repeats unless `keep_order`.
+    """Return a label or several as a tuple.
 
-    None stays None. `name` is the setting's name for messages. Raises TypeError or ValueError for
-    other values, an empty collection included.
+    It is sorted and without repeats; with `keep_order`, it keeps order and repeats, and a set is
+    refused. None stays None. `name` is the setting's name for messages. Raises TypeError or
+    ValueError for other values, an empty collection included.
     """
     if labels is None:
         return None
@@ -249,7 +250,8 @@ def check_values(owner: object, values: Mapping[str, Any]) -> None:
     - ``least``: minimum number or length, instead of 1
     - ``is_share``: the number must be in 0 to 1
     - ``is_tuple``: the value is a text, or a tuple of texts
-    - ``what``: words of the error message for what is allowed, such as "a column name"
+    - ``what``: words of the error message for what is allowed, such as "a column name"; without
+      ``least``, a text may then be empty
 
     A field of another type, such as a dict, is checked only if it has ``what``.
     """

@@ -64,8 +64,8 @@ def value_digest(value: Any) -> str:
     - A function is digested by its bytecode, defaults, closure, and the globals and modules that it
       reads, recursively through functions and classes of notebooks, scripts and the user's
       modules.
-    - Objects of the standard library and of installed packages are digested by name, except `value`
-      itself.
+    - Functions and classes of the standard library and of installed packages are digested by name,
+      except `value` itself and the class of `value`.
     - Variables that code assigns in outer scopes (``global``, ``nonlocal``), file names, line
       numbers, comments and docstrings are ignored.
     - Any other object is digested by its class and its pickled state, or only by its class if it

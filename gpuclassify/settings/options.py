@@ -149,7 +149,11 @@ class TextOptions(Declared):
 
     @property
     def main_field(self) -> str:
-        """Text column whose nulls make the output null: `text_field`, or a pair's second column."""
+        """Column that `text_field` names; the second one of a pair. Its nulls make the output null.
+
+        Nulls in a pair's first column do so, too; nulls in other columns of `text_template` become
+        empty texts.
+        """
         return self.text_field if isinstance(self.text_field, str) else self.text_field[-1]
 
     @property
@@ -168,7 +172,10 @@ class TextOptions(Declared):
 
     @property
     def filters(self) -> bool:
-        """Whether rows are dropped: any of the settings in `filter_names` is not None."""
+        """Whether rows are filtered: any of the settings in `filter_names` is not None.
+
+        With `keep_field`, filters drop no row, but write a column.
+        """
         return any(getattr(self, name) is not None for name in self.filter_names)
 
     @property
@@ -514,7 +521,7 @@ class ClassifierOptions(ScoreOptions):
     score_format : {"list", "struct"}
         List in id order, or a struct by label.
     labels_field : str
-        Output column (list of strings) of labels above their threshold.
+        Output column (list of strings) of labels that reach their threshold.
         `filter_by` keeps rows with any of them.
     thresholds : float or dict of str to float
         Minimum score for `labels_field`, or one by label; 0.5.

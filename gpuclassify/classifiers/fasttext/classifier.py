@@ -49,8 +49,8 @@ class FastTextOptions(LabelOptions):
         newlines become spaces.
     long_text : {"whole", "lines"}
         Classify each text as a whole, or line by line. With "lines", a text gets the label with
-        the most characters. Its probability, and the probability of `score_label`, are means over
-        lines, weighted by characters.
+        the most characters. Its probability is the mean over the lines with this label, and the
+        probability of `score_label` the mean over all lines with a label, weighted by characters.
     line_labels_field : str
         Output column (list of strings) of each line's label, with ``long_text="lines"``; null for
         blank lines.

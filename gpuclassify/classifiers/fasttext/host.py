@@ -187,8 +187,8 @@ def main(socket_path: Path, lock: Path, model: str) -> None:
     """Run the host process: load a model, report to the waiting client, and answer requests.
 
     `socket_path` is the Unix socket to listen at, `lock` the file that clients lock while they
-    connect, and `model` the path of the fastText file. The client waits until this process ends,
-    once the model is loaded and the socket listens. A fork of this process answers requests.
+    connect, and `model` the path of the fastText file. When the model is loaded and the socket
+    listens, this process ends, which the client waits for; a fork of it answers requests.
     """
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)

@@ -72,8 +72,8 @@ class FastTextRunner(Runner):
     def libraries(self) -> tuple[str, ...]:
         """Names of packages whose versions may change outputs.
 
-        Three packages provide the module fasttext. "tokenizers" is added if texts are tokenized
-        first.
+        All three packages that provide the module fasttext are named, installed or not, and
+        "tokenizers" if texts are tokenized first.
         """
         tokenizers = ("tokenizers",) if self.options.preprocess == "ultra-fineweb" else ()
         return ("fasttext-community", "fasttext-predict", "fasttext", *tokenizers)
@@ -81,9 +81,10 @@ class FastTextRunner(Runner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Find the most probable labels of distinct texts; outputs are records, (texts,).
 
-        A record has the fields ``label``, int32 ids, and ``probability``, float32. Counts of this
-        run are added to `stats`. `name_text` returns the name of a text for messages, from its
-        index in `texts`. Raises NonFiniteOutputError for a probability that is infinite or NaN.
+        A record has the fields ``label``, int32 ids, and ``probability``, float32; an id of -1,
+        for a missing label, has the probability NaN. Counts are added to `stats`. `name_text`
+        returns a text's name for messages, from its index. Raises NonFiniteOutputError if the
+        probability of another id is NaN or infinite.
         """
         labels, options = self.model.checkpoint.labels, self.options
         k = len(labels) if options.needs_score else options.top_k or 1
@@ -116,7 +117,7 @@ class FastTextRunner(Runner):
         return Outputs(values, ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the words of each text, separated by white space.
+        """Count the words of each text, separated by white space, after `preprocess`.
 
         Each text is one window, and no text is cut.
         """

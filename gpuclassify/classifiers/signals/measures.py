@@ -123,7 +123,8 @@ def c4(block: Block) -> Measures:
 def _sort_line(line: str) -> tuple[int | None, str]:
     """Return the kind of a stripped line in C4's filter, and the line without citations.
 
-    Kinds: 0, kept by C4; 1, with "lorem ipsum"; 2, with a curly bracket; None, dropped otherwise.
+    Kinds: 0, a line that C4 keeps; 1, with "lorem ipsum", and 2, with a curly bracket: C4 drops
+    the whole text; None: C4 drops only the line.
     """
     if len(line) > LONGEST_WORD and max(map(len, line.split())) > LONGEST_WORD:
         return None, line
@@ -223,7 +224,7 @@ def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
 
 
 def _duplicate_chars(words: Tokens) -> Iterator[list[int]]:
-    """Yield each text's number of characters in repeated n-grams of words, by n in `DUPLICATE`.
+    """Yield a list for each n in `DUPLICATE`: each text's characters in repeated n-grams of words.
 
     An n-gram's first occurrence does not count. No word counts twice: after a repeated n-gram,
     reading goes on behind it. Spaces are ignored.

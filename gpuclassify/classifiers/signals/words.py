@@ -138,7 +138,7 @@ class Splitter:
         self._is_before = self._is_after = np.zeros(0, bool)
 
     def words(self, texts: Sequence[str]) -> Tokens:
-        """Return the words of texts: all of spaCy's tokens except white space, concatenated."""
+        """Return the words of each text: all of spaCy's tokens except white space."""
         with self._lock:
             tokens = self._tokens(texts, [text.split() for text in texts])
         is_word = tokens.column("kind") != SPACE
