@@ -99,7 +99,7 @@ def get_client(
         memory for them. With Coiled also ``[minimum, maximum]``.
     threads_per_worker : int, optional
         Tasks that a worker runs at a time. Default: two on a GPU with pandas frames, so that one
-        part is read and tokenized while another one runs; else one.
+        part is read and tokenized while another one runs; else, and with Coiled, one.
     security : bool, path, dict or distributed.Security, optional
         TLS for every connection. True makes a certificate for this cluster's processes only; a
         directory has ``ca.pem``, ``cert.pem`` and ``key.pem``; a dict has the fields of
@@ -390,7 +390,11 @@ def _shake_hands(address: str, security: Security | None, timeout_seconds: float
 
 
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
-    """Wait until a scheduler file exists and is complete; return the scheduler's address."""
+    """Wait until a scheduler file exists and is complete; return the scheduler's address.
+
+    Raises FileNotFoundError if no file appears in `timeout_seconds`, and ValueError if a file is
+    not complete `WRITING_SECONDS` after it was first seen.
+    """
     deadline = time.monotonic() + timeout_seconds
     is_there = False
     while True:

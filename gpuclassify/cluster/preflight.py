@@ -149,7 +149,8 @@ class _Check:
     def compare_versions(self) -> None:
         """Compare workers' package versions with the client's, and add a `Row` for each problem.
 
-        Only packages in `DECISIVE` need equal versions; other differences are logged.
+        A problem is another version of a package in `DECISIVE`, or a package that is missing
+        (except cudf). Other differences are logged.
         """
         names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # always reported
         asked = {"packages": names, "callback_timeout": self.step_seconds}
@@ -187,7 +188,8 @@ class _Check:
     def look(self, uses_gpu: bool) -> None:
         """Store each worker's host and GPU; a GPU of two workers is a problem if `uses_gpu`.
 
-        Workers with a problem are not asked, because they may be unable to answer.
+        Workers with a problem are not asked, because they may be unable to answer. Raises
+        PreflightError if there are problems, including those of `compare_versions`.
         """
         failed = {row.worker for row in self.rows}
         asked = {a: self._submit(a, look_here) for a in self.workers if a not in failed}

@@ -75,9 +75,10 @@ class TorchMemoryFraction(WorkerPlugin):
         self.fraction = fraction
 
     def setup(self, worker: Worker) -> None:
-        """Limit torch's allocator to a fraction of the memory of the only GPU that a worker sees.
+        """Limit torch's allocator to a fraction of the memory of the worker's own GPU.
 
-        Dask calls this method when the worker starts. Raises RuntimeError if torch sees no GPU.
+        It is the first GPU that torch sees: dask-cuda lists each worker's own GPU first. Dask calls
+        this method when the worker starts. Raises RuntimeError if torch sees no GPU.
         """
         import torch
 

@@ -334,7 +334,8 @@ def _check_shares(
 ) -> None:
     """Raise ValueError if RMM's pool and torch together may take more than 0.95 of the GPU.
 
-    `maximum` limits RMM, in bytes (int) or as a share (float); None counts as the whole GPU.
+    `maximum` limits RMM, in bytes (int) or as a share (float); None, a pool without a limit, counts
+    as the whole GPU.
     Unlimited torch (`torch_fraction` is None) counts as 0. A maximum in bytes is not checked if the
     GPU's memory, `device_bytes`, is unknown (None).
     """

@@ -132,11 +132,12 @@ def plan_slurm(
     threads_per_worker : int, optional
         Tasks that a worker runs at a time. Default: as for `get_client`.
     cores : int, optional
-        CPUs of a job. Default: 8 for each of its workers.
+        CPUs of a job. Default: dask-jobqueue's configuration, else 8 for each of its workers.
     processes : int, optional
         Workers of a job without GPUs. Default: 1.
     memory : str or int
-        Memory of a job: ``"64GB"`` or bytes. Workers share it evenly.
+        Memory of a job: ``"64GB"`` or bytes. Workers share it evenly. Required, unless
+        dask-jobqueue's configuration has it.
     partition, account : str, optional
         Options of ``sbatch``.
     walltime : str, optional
@@ -241,7 +242,8 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
     """Convert arguments of LocalCUDACluster to command-line options of ``dask cuda worker``.
 
     `settings` has the arguments by name. Arguments that are None or False are left out, True gives
-    an option without a value, and items of lists are joined by commas.
+    an option without a value, and items of lists are joined by commas. Values are quoted for the
+    shell.
     """
     arguments = []
     for name, value in settings.items():
@@ -360,7 +362,7 @@ class KeptCluster(SLURMCluster):
             logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
 
     def _add_job(self) -> None:
-        """Request one more Slurm job, which the method `_settle` then submits."""
+        """Add a Slurm job to ``worker_spec``; the method `_settle` submits it."""
         # The scheduler may still know workers of old names.
         names = (f"{self.name}-{number}" for number in self.numbers)
         self.worker_spec[next(one for one in names if one not in self.worker_spec)] = self.new_spec
@@ -370,7 +372,11 @@ class KeptCluster(SLURMCluster):
         await self
 
     async def _must_give_up(self, ended: list[str]) -> bool:
-        """Return True, and log the reason, if Slurm jobs keep ending while there is no worker."""
+        """Return True, and log the reason, if Slurm jobs keep ending while there is no worker.
+
+        Each call counts as one round; a worker resets the count. `ended` has the ids of the jobs
+        that ended in this round; it is empty if Slurm refused all of them.
+        """
         self.failed_rounds = 0 if self.scheduler.workers else self.failed_rounds + 1
         if self.failed_rounds <= MOST_FAILED_ROUNDS:
             return False
@@ -389,7 +395,7 @@ class KeptCluster(SLURMCluster):
 
 
 def _try_out(script: str) -> None:
-    """Submit a job script as a dry run; raise RuntimeError if sbatch is missing or refuses it."""
+    """Pass a script's text to ``sbatch --test-only``; raise RuntimeError if that is refused."""
     try:
         done = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False

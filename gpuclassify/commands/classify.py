@@ -119,7 +119,10 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
 
 
 def _is_sound(manifest: Manifest, as_json: bool) -> bool:
-    """Check a job's output, print the result as text or JSON, and return whether it is intact."""
+    """Check a job's output, and print the result as text or JSON.
+
+    Returns whether the output is complete and unchanged.
+    """
     output = str(manifest.directory)
     manifest.check()
     recorded, damage = manifest.examine()

@@ -45,7 +45,7 @@ def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> 
     \b
     gpuclassify compare 'crawl/*.jsonl' --classifier quality --with dtype=bfloat16
 
-    Exit codes: 0 compared, 1 more rows changed than --most-changed, 2 wrong call.
+    Exit codes: 0 compared, 1 failed, or more rows changed than --most-changed, 2 wrong call.
     """
     from gpuclassify.corpus.scores.comparison import compare as run
     from gpuclassify.jobs.input.left_out import left_out_logged

@@ -139,7 +139,8 @@ def end_on_signals() -> Iterator[None]:
 
     The process also ends `END_SECONDS` after the first signal. A separate thread receives the
     signals at once, so that this works even if a library blocks the main thread, which has to be
-    free for Python's signal handlers to run.
+    free for Python's signal handlers to run. Signals with a handler of the caller's are left alone,
+    and so are all signals if this is not the main thread.
     """
     usual: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL}
     usual[signal.SIGINT] = signal.default_int_handler
@@ -186,7 +187,7 @@ def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
 
 
 def end_at_once(number: int, message: str) -> NoReturn:
-    """Kill the child processes, print the message, and exit without Python's cleanup.
+    """Kill the children of multiprocessing, print the message, and exit without Python's cleanup.
 
     The exit code is 128 plus `number`, the signal's number. Python's normal exit would wait for
     threads that never end, and abort with threads of C++ libraries.
@@ -256,7 +257,7 @@ def echo_rows(table: pa.Table) -> None:
 def open_console(stderr: bool = False) -> Console:
     """Return a rich console on stdout, or on stderr, for output that people read.
 
-    It escapes control characters.
+    It escapes control characters in strings, but not in a ``rich.text.Text``.
     """
     from rich.console import Console
 

@@ -346,7 +346,7 @@ def compiler_check() -> Check:
 
 
 def optional_checks(installed: Distributions) -> Iterator[Check]:
-    """Check the packages of each optional extra, and Dask's dashboard.
+    """Check the packages of each optional extra, variables for S3 storage, and Dask's dashboard.
 
     `installed` has the installed packages by name. The extras are read from this package's
     metadata.

@@ -82,10 +82,11 @@ class GroupedOption(click.Option):
 
 
 class JobCommand(click.Command):
-    """Click command whose help lists options under headings, except for the heading `hidden_group`.
+    """Click command whose help lists options under headings.
 
-    The function `options` makes the options. It is called only when this command is used, because
-    it may import a large library.
+    Options under the heading `hidden_group` are accepted, but not listed. The function `options`
+    makes the options. It is called only when this command is used, because it may import a large
+    library.
     """
 
     hidden_group = ""
@@ -144,8 +145,9 @@ def options_of(
     """Make a command-line option for each named argument of a class or function.
 
     `target` is the class or function, `group` the heading of the options in the help, and `names`
-    are the arguments. With `has_defaults`, an option that is not passed has its argument's default.
-    `attributes` maps an argument's name to further arguments of `option_of`.
+    are the arguments. With `has_defaults`, an option that is not passed has its argument's default,
+    and is required if there is none. `attributes` maps an argument's name to further arguments of
+    `option_of`.
     """
     return [
         option_of(target, name, group, has_default=has_defaults, **attributes.get(name, {}))
@@ -164,9 +166,9 @@ def option_of(
     """Make a command-line option from an argument's type, default and docstring.
 
     `target` is the class or function with the argument `name`, and `group` the heading in the help.
-    An option that is not passed is None or, with `has_default`, the argument's default.
-    `attributes` are arguments of `click.Option` that override the derived ones; ``flags`` are the
-    option's names.
+    An option that is not passed is None or, with `has_default`, the argument's default; the option
+    is then required if the argument has no default. `attributes` are arguments of `click.Option`
+    that override the derived ones; ``flags`` are the option's names.
     """
     declared = {f.name: f.metadata for f in fields(target)} if is_dataclass(target) else {}
     metadata: Mapping[str, Any] = declared.get(name, {})
@@ -297,7 +299,7 @@ def file_options() -> list[GroupedOption]:
 
 
 def classifier_options() -> dict[str, GroupedOption]:
-    """Make the options for settings of all classifiers, by the setting's name, and --prompt-file.
+    """Make the options for settings of all classifiers and --prompt-file, by parameter name.
 
     Only settings that have a heading in the help get an option; --set NAME=VALUE passes others.
     """
@@ -473,7 +475,8 @@ def settings_from_options(
     """Return the settings of a job by name: values of a file, overridden by the options.
 
     `options` has the values of the command's options; None and () mean that an option was not
-    passed. `values` has the settings of the file.
+    passed. `values` has the settings of the file. ``types`` and ``cluster_options`` of both are
+    merged by name.
     """
     values = dict(values or {})
     for name in setting_names(JobSettings):

@@ -260,7 +260,7 @@ def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:
 
 
 def _shown(value: Any, kind: pa.DataType) -> str:
-    """Format a value of an Arrow type; a struct of scores becomes ``News 0.912``."""
+    """Format a value of an Arrow type; a struct of scores becomes ``News 0.912, Sports 0.051``."""
     import pyarrow as pa
 
     types = pa.types

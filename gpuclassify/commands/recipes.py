@@ -39,7 +39,8 @@ EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with somethi
 quarantine, 130 interrupted, 143 terminated."""
 PACKAGE = "gpuclassify.corpus"
 METHODS = ("exact", "fuzzy", "semantic")
-# Function that makes a recipe from the job's settings and the passed settings of the recipe.
+# Function that makes a recipe from the job's settings and the passed settings of the recipe. Its
+# docstring is the help of the command, and describes what the command does.
 MakeRecipe = Callable[[JobSettings, dict[str, Any]], "Recipe"]
 
 

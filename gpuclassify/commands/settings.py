@@ -250,7 +250,7 @@ class JobSettings(Declared):
         return Pipeline(self._stages(), **self.pass_options())
 
     def pass_options(self) -> dict[str, Any]:
-        """Return the arguments of a `Pipeline` by name, except for its stages."""
+        """Return the keyword arguments to pass to a `Pipeline`, by name, except for its stages."""
         names = ("backend", "on_error", "source_field", "examples")
         return {name: getattr(self, name) for name in names}
 
@@ -283,7 +283,10 @@ class JobSettings(Declared):
         return stages
 
     def reader(self, fields: list[str] | None = None) -> FileReader:
-        """Make the reader of the input files, which reads the columns `fields`; None means all."""
+        """Make the reader of the input files, which reads the columns `fields`; None means all.
+
+        The setting of the same name is not used here; `fields_read` makes the argument from it.
+        """
         from gpuclassify.jobs.input.readers import FileReader
 
         options: dict[str, Any] = {
@@ -534,7 +537,7 @@ def _without_secrets(value: Any, hidden: list[str]) -> Any:
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """Return a safe loader for ``yaml.load`` that refuses repeated names.
+    """Return a safe loader class for ``yaml.load`` that refuses repeated names.
 
     A time limit such as 8:00:00 stays a text; YAML would read a number of base 60.
     """

@@ -165,7 +165,7 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
 
 
 def _read_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> Any:
-    """Return the job's settings from the arguments of `classify` and the YAML file `config`.
+    """Return the job's `JobSettings` from the arguments of `classify` and the YAML file `config`.
 
     Wrong arguments, and settings that a Slurm job cannot have, fail here instead of in the queue.
     """

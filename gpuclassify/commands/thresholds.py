@@ -52,7 +52,7 @@ def thresholds(
 
     A threshold is the smallest score of rows to keep; each group (--by) has its own. OUTPUT is a
     file of JSON, for `select --thresholds OUTPUT`. Pass exactly one target: --precision, --recall
-    or --keep-share. Only scores, labels and groups are read.
+    or --keep-share. Only scores, labels, groups and weights are read.
 
     \b
     gpuclassify thresholds labelled.jsonl thresholds.json --score edu_score --label is_good \\

@@ -183,7 +183,8 @@ def _run_classifier_helper(
 ) -> Any:
     """Return the frame `df` with labels in column `label_col` and, if set, outputs in `prob_col`.
 
-    `options` are further settings of the mapper, such as ``labels`` and ``text_field``.
+    `df` is a frame of Dask, pandas or cudf, and the result is of the same library. `options` are
+    further settings of the mapper, such as ``labels`` and ``text_field``.
     """
     classifier = HFClassifier(
         model,

@@ -13,9 +13,10 @@ from gpuclassify.settings.checks import warn_once
 
 
 class SemDedupConfig(SimpleNamespace):
-    """Settings of a fuzzy or semantic deduplication, as attributes with NeMo Curator's names.
+    """Settings of a semantic deduplication, as attributes with NeMo Curator's names.
 
-    `cache_dir` is ignored, because the modules take and return frames.
+    For a fuzzy deduplication, the same class is called `FuzzyDuplicatesConfig`. `cache_dir` is
+    ignored, because the modules take and return frames.
     """
 
     num_files = -1  # all files
@@ -88,8 +89,9 @@ class SemDedup(ExactDuplicates):
     """NeMo Curator's module that finds duplicates by embeddings, with Curator's defaults.
 
     `config` has settings of `gpuclassify.SemanticDuplicates` and of the embedding model as
-    attributes; `options` override them. `input_column` has the texts, and `id_column` the ids. The
-    document with the smallest id is kept, whatever ``which_to_keep`` says.
+    attributes; `options` are the same settings by name, and override `config`. `input_column` has
+    the texts, and `id_column` the ids. The document with the smallest id is kept, whatever
+    ``which_to_keep`` says.
     """
 
     settings_type = semantic.SemanticDuplicates

@@ -165,7 +165,7 @@ class Sequential:
         self.modules = list(modules)
 
     def __call__(self, dataset: Frame | LazyFrame) -> Any:
-        """Pass the dataset through all modules in order, and return the last result."""
+        """Pass a dataset or a frame through all modules in order, and return the last result."""
         return functools.reduce(lambda frame, module: module(frame), self.modules, dataset)
 
 

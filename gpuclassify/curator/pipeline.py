@@ -144,7 +144,7 @@ class Results(JobSummary):
 
 
 def current_client() -> Any:
-    """Return the Dask client that the script has started, or None."""
+    """Return Dask's default client, the latest one of this process, or None without a client."""
     distributed = sys.modules.get("distributed")
     with contextlib.suppress(ValueError):  # no client
         return distributed and distributed.default_client()
@@ -240,8 +240,9 @@ class TokenizerStage:
     """Settings of the tokenizer for the `ModelStage` after it; tokens never become columns.
 
     `model_identifier` is a Hub name or directory, with `hf_token` as the Hub's token for it. Texts
-    are in the column `text_field`, and cut to `max_chars` and `max_seq_length`. `sort_by_length`
-    and `unk_token` do not change results. `transformers_init_kwargs` raises TypeError.
+    are in the column `text_field`, and cut to `max_chars` and `max_seq_length`. `cache_dir` and
+    `padding_side` are ignored: the `ModelStage` has its own. `sort_by_length` and `unk_token` do
+    not change results. `transformers_init_kwargs` raises TypeError.
     """
 
     model_identifier: str
@@ -346,7 +347,8 @@ class ModelStage(ABC):
     def create_output_dataframe(self, df_cpu: Frame, collected_output: dict[str, Any]) -> Any:
         """Return the pandas frame `df_cpu` with the new columns added.
 
-        They are made from `collected_output`, the arrays of all batches by name.
+        They are made from `collected_output`, the arrays of all batches by name. `df_cpu` lacks the
+        input's columns: it has only ``input_ids`` and ``attention_mask``, both empty.
         """
 
     def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:

@@ -45,7 +45,7 @@ class ArgumentHelper:
 
     @staticmethod
     def parse_client_args(args: argparse.Namespace) -> dict[str, Any]:
-        """Return the arguments of `get_client` by name, selected from a script's parsed `args`."""
+        """Return arguments of `gpuclassify.curator.get_client`, from a script's parsed `args`."""
         arguments = {"cluster_type": getattr(args, "device", "cpu")}
         return arguments | {name: vars(args)[name] for name in (*_CLIENT, *_TORCH) if name in args}
 

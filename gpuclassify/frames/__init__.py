@@ -92,15 +92,15 @@ class LazyFrame(Protocol):
 
 
 def cut_text(text: Any, max_chars: int | None) -> Any:
-    """Truncate a text, or both texts of a pair (a tuple), to `max_chars` characters.
+    """Truncate a text, or each text of a pair (a tuple), to `max_chars` characters.
 
-    None is no limit.
+    If `max_chars` is None, nothing is cut. `text` must not be None.
     """
     return text[:max_chars] if isinstance(text, str) else tuple(part[:max_chars] for part in text)
 
 
 def char_count(text: Any) -> int:
-    """Return the number of characters of a text, or of both texts of a pair together."""
+    """Return the number of characters of a text (not None), or the sum for a pair of texts."""
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
@@ -121,7 +121,7 @@ class Texts(list[Any]):
         return Texts(distinct), indices
 
     def take(self, indices: np.ndarray) -> Texts:
-        """Return the texts at `indices`, int64 (taken,), in the order of the indices."""
+        """Return the texts at `indices` (int64, not negative), in the order of the indices."""
         return Texts(self[index] for index in indices)
 
     @property
@@ -210,7 +210,7 @@ def cast_views(values: Any, kind: pa.DataType) -> Any:
 
     A view is a type such as string_view. Arrow 26 gives invalid offsets when it casts a list view
     to a list, and cannot cast lists to list views or dictionaries of views: these are rebuilt from
-    Python values.
+    Python values, as a ChunkedArray.
     """
     if "list_view" not in str(values.type):
         with contextlib.suppress(pa.ArrowNotImplementedError):
@@ -221,8 +221,8 @@ def cast_views(values: Any, kind: pa.DataType) -> Any:
 def map_nested(kind: pa.DataType, change: Change) -> pa.DataType:
     """Return a list, map or struct type of Arrow with `change` applied to its elements' types.
 
-    ``change(type)`` returns another type; it is not applied deeper. Types without nested ones are
-    returned unchanged.
+    ``change(type)`` returns another type; it is not applied deeper. List views become lists. Types
+    without nested ones are returned unchanged.
     """
     new = kind
     if pa.types.is_list(kind) or pa.types.is_list_view(kind):

@@ -17,7 +17,10 @@ MOST_NUMBERS = 2**31 - 1  # maximum numbers in a list column: offsets have 32 bi
 
 
 def check_text_column(frame: cudf.DataFrame, column: str) -> None:
-    """Raise TypeError unless `column` holds strings, categories of strings, or only nulls."""
+    """Raise TypeError unless `column` holds strings, categories of strings, or only nulls.
+
+    Without rows, such as in the meta frame of Dask, only the dtype counts.
+    """
     dtype = frame[column].dtype
     kind = dtype.categories.dtype if isinstance(dtype, cudf.CategoricalDtype) else dtype
     if cudf.api.types.is_string_dtype(kind):

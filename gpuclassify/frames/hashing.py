@@ -59,7 +59,7 @@ def uniform(keys: np.ndarray) -> np.ndarray:
 
 
 def md5_digests(values: Iterable[Any]) -> np.ndarray:
-    """Return the MD5 of each bytes object as two big-endian numbers, int64 (values, 2)."""
+    """Return the MD5 of each bytes object (not None) as two big-endian int64, (values, 2)."""
     digests = (hashlib.md5(value, usedforsecurity=False).digest() for value in values)
     return unpack_digests(b"".join(digests))
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
     """Return a pandas, cudf or Dask frame as a Dask frame.
 
-    A Dask frame keeps its partitions. A pandas or cudf frame becomes the only partition. Raises
-    TypeError for any other object.
+    A Dask frame keeps its partitions. A pandas or cudf frame becomes the only partition, with plain
+    types in place of Arrow's views (string_view). Raises TypeError for any other object.
     """
     import dask.dataframe as dd
 

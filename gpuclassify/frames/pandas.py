@@ -21,7 +21,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_text_column(frame: pd.DataFrame, column: str) -> None:
-    """Raise TypeError unless the dtype of `column` can hold strings, or all its values are null."""
+    """Raise TypeError unless the dtype of `column` can hold strings, or all its values are null.
+
+    Without rows, such as in the meta frame of Dask, only the dtype counts.
+    """
     dtype = frame[column].dtype
     if not (_holds_text(dtype) or (len(frame) and frame[column].isna().all())):
         raise TypeError(

@@ -61,7 +61,7 @@ class HubUnreachableError(ConnectionError):
 
 
 class HubBusyError(HubUnreachableError):
-    """Error raised when the Hub does not answer or asks to wait; a retry may succeed."""
+    """Error raised when the Hub gives no answer, or one of `BUSY_STATUSES`: a retry may help."""
 
     status: int | None = None  # HTTP status; None without an answer
     wait_seconds: float | None = None  # requested wait

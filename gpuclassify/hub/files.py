@@ -58,7 +58,8 @@ st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:
     """List all files of a model as sorted relative paths.
 
-    For a model in a directory, hidden files and files in hidden folders are left out.
+    For a model in a directory, hidden files and files in hidden folders are left out. If the Hub
+    does not answer, and the cache has no listing, only the cached files are listed.
     """
     if identity.is_directory:
         return visible_files(Path(identity.name))
@@ -213,8 +214,8 @@ def _with_own_weights(folder: Path, name: str) -> Path:
 def weights_paths(folder: Path) -> dict[Path, bool]:
     """Map the path of each weight file of a model to True if the file can never change.
 
-    The files are ``model.safetensors`` or, without it, all shards in the index. Files in the Hub's
-    cache cannot change, because they are named by their content.
+    The files are ``model.safetensors`` or, without it, all shards in the index; they may be
+    missing. Files in the Hub's cache cannot change, because they are named by their content.
     """
     names = {WEIGHTS}
     if exists(folder / INDEX) and not exists(folder / WEIGHTS):
@@ -231,8 +232,9 @@ def read_tensor_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors in a model's weight file by name, without reading weights.
 
-    If `filename` is missing, all shards in the index are read. Raises ModelNotFoundError if there
-    are no safetensors weights (pickles are refused), or if a shard is missing.
+    If the model has no file `filename`, all shards in its index are read. Raises ModelNotFoundError
+    if there are no safetensors weights (pickles are refused), or if a shard is missing, and
+    CheckpointError if a file is damaged.
     """
     files = list_files(identity, cache_dir=cache_dir)
     if filename in files:
@@ -342,7 +344,8 @@ def resolve_file(
     """Pin a model that is a single file, named by its path, its directory or its Hub name.
 
     Without `filename`, the only file that matches the shell `patterns` is taken, or ``model.bin``
-    if several match. Raises ModelNotFoundError if there is no such file.
+    if none or several match. Raises ModelNotFoundError if there is no such file, and ValueError if
+    a `revision` is passed for a local file.
     """
     path = absolute(name)
     if is_file(path) or is_directory_name(name):
@@ -438,7 +441,8 @@ def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) 
 def _read_weight_map(index: dict[str, Any], name: str) -> dict[str, str]:
     """Return the weight file of each tensor, from the index of a model's shards.
 
-    Raises CheckpointError if a file is outside of the model.
+    `name` is the model, for messages. Raises CheckpointError if the index has no map, or a file is
+    outside of the model or not safetensors.
     """
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:

@@ -55,9 +55,9 @@ def resolve(
     """Pin a model, by its Hub name or directory, to a Hub commit or a digest of the directory.
 
     `revision` is a branch, tag or commit of a Hub model (default: "main"); a full sha costs no
-    request. Without a network, the last cached commit of the revision is used. Raises
-    ModelNotFoundError, ModelAccessError, ValueError for a revision of a directory, or
-    HubUnreachableError if neither Hub nor cache has the revision.
+    request. For a directory, only its own digest is accepted. Without a network, the last cached
+    commit of the revision is used. Raises ModelNotFoundError, ModelAccessError, ValueError for any
+    other revision of a directory, or HubUnreachableError if neither Hub nor cache has the revision.
     """
     name = os.fspath(name)
     if is_directory_name(name):
@@ -120,7 +120,7 @@ def is_pinned(name: Location, revision: str | None) -> bool:
 
 
 def is_commit(revision: str | None) -> bool:
-    """Tell whether a revision is a full commit SHA, 40 hex digits."""
+    """Tell whether a revision is a full commit SHA: 40 hex digits, in lower case."""
     return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
@@ -234,7 +234,7 @@ def _raise(err: OSError) -> None:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a file name matches one of the shell patterns."""
+    """Tell whether a file's name or relative path matches a shell pattern; "*" also matches "/"."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -39,7 +39,8 @@ _LOCK = ".lock"
 def workshop(directory: Path) -> Iterator[Path]:
     """Yield a new hidden folder in `directory` for unfinished files, removed after the block.
 
-    The directory is created if need be. Interrupted saves in it are finished or removed first.
+    A folder with a committed save stays, for `sweep` to finish. `directory` is created if need be.
+    Interrupted saves in `directory` are finished or removed first.
     """
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
@@ -64,9 +65,9 @@ def workshop(directory: Path) -> Iterator[Path]:
 def sweep(directory: Path) -> None:
     """Finish or remove interrupted saves in a model directory, whose files are in hidden folders.
 
-    Complete saves by this user are finished: their files are moved to the directory. Incomplete
-    ones are removed, except folders that another process has locked. Complete saves by other users
-    stay.
+    Complete saves by this user are finished: their files are moved to the directory. Complete saves
+    by other users, and copies, stay. Incomplete saves by any user are removed if permissions allow,
+    except folders that another process has locked.
     """
     for folder in directory.glob(f"{_HIDDEN}*"):
         if folder.is_symlink() or (exists(folder / _DECIDED) and not _is_own(folder)):
@@ -161,9 +162,10 @@ def file_sha256(path: Path) -> str:
 
 
 def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
-    """Lock a save's hidden folder until the returned file is closed.
+    """Lock a save's hidden folder until the returned file is closed; never wait for the lock.
 
-    Raises BlockingIOError if another process has locked it, and FileNotFoundError if it is gone.
+    `flags` are more flags of ``os.open``, such as O_EXCL for a new folder. Raises BlockingIOError
+    if another process has locked the folder, and FileNotFoundError if it is gone.
     """
     path = folder / _LOCK
     flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
@@ -198,7 +200,7 @@ def _mark(folder: Path) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Tell whether this user created a save's hidden folder; False for a copy of such a folder."""
+    """Tell whether a hidden folder has all files of a save by this user, and is no copy of one."""
     try:
         lock, mark = (folder / _LOCK).lstat(), _mark(folder)
     except OSError:
@@ -225,8 +227,8 @@ def _commit(directory: Path, folder: Path) -> None:
 def _move_files(folder: Path) -> None:
     """Move a committed save's files from the hidden `folder` to its parent, the model directory.
 
-    Committed means that all files are written, and the old ``config.json`` is in `folder`, which is
-    removed in the end. Several processes may call this function at once.
+    Committed means that all files are written, and the old ``config.json`` is in `folder`. In the
+    end, the folder is removed. Several processes may call this function at once.
     """
     try:
         targets = _targets(folder)

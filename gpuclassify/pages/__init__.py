@@ -75,7 +75,10 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]|~$@#]|:(?=\S)|(?<=www)\.", re.IGNORECASE)
 
 
 def markdown(text: str) -> str:
-    """Escape all signs of Markdown and HTML, and invisible characters, in a line of text."""
+    """Escape signs of Markdown and HTML, and invisible characters, in a line of text.
+
+    Not escaped are signs of lists at the beginning of a line: "-", "+" and "1.".
+    """
     return escape(_MARKDOWN.sub(r"\\\g<0>", visible(text, "")), quote=False)
 
 
@@ -116,7 +119,7 @@ def readable_time(seconds: float) -> str:
 def text_table(rows: Iterable[tuple[str, str]]) -> str:
     """Format (name, text) pairs as lines of at most 100 characters, with aligned texts.
 
-    Longer texts are wrapped.
+    Longer texts are wrapped between words; a word longer than a line, such as a path, stays whole.
     """
     indent = " " * (NAME_WIDTH + 1)
     wrap = textwrap.TextWrapper(
