@@ -118,7 +118,8 @@ class TopicClassifier(CategoryClassifier):
 
     Reads the columns ``url`` and ``text``. For texts without an address pass
     ``model="WebOrganizer/TopicClassifier-NoURL"`` with ``text_template=None``. Rows get the labels
-    in the model's ``config.json``; this package lists labels as on the model's card.
+    in the model's ``config.json``. This package lists the labels on the model's card, and warns if
+    these two differ.
 
     Examples
     --------
@@ -141,7 +142,8 @@ class FormatClassifier(CategoryClassifier):
 
     Reads the columns ``url`` and ``text``. For texts without an address pass
     ``model="WebOrganizer/FormatClassifier-NoURL"`` with ``text_template=None``. Rows get the labels
-    in the model's ``config.json``; this package lists labels as on the model's card.
+    in the model's ``config.json``. This package lists the labels on the model's card, and warns if
+    these two differ.
     """
 
     purpose = "format of English web pages, 24 labels"

@@ -94,7 +94,7 @@ class ModelMapper(TextMapper[PairOptions]):
     Raises
     ------
     TypeError
-        ``new_columns`` is not declared.
+        When a dataset is passed: the subclass does not declare ``new_columns``.
 
     Examples
     --------

@@ -79,7 +79,7 @@ class EducationHead(LabelHead):
         return _scores_and_ids(values)[0]
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the distance of each score from 2.5, where the label changes, float32 (texts,).
+        """Return ``abs(score - 2.5)`` of each text, float32 (texts,); the label changes at 2.5.
 
         Reports sort example texts by it. `values` are model outputs, float32 (texts, 1).
         """

@@ -85,7 +85,7 @@ class EmbedderOptions(EmbeddingOptions):
     Attributes
     ----------
     embedding_field : str
-        Output column (list<float32>, one number per dimension of the model).
+        Output column: lists of `embedding_dtype` numbers, one per dimension that is kept.
     """
 
     embedding_field: str = "embedding"

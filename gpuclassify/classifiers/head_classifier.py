@@ -88,7 +88,8 @@ class HeadClassifierOptions(EmbeddingOptions):
     problem_type : dict of str to str
         Problem type by head, together with `labels`. Default: a single label per text.
     pooling : {"mean", "cls", "last"}
-        Mean of a text's tokens, or its first or last token. Default: from the model's files.
+        Mean of a text's tokens, or its first or last token. Default: the heads', else from the
+        model's files.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
@@ -327,7 +328,8 @@ class HeadsModel(PinnedModel):
     def key(self) -> Any:
         """Return the part of Dask's task keys that identifies backbone and heads.
 
-        It has their descriptions or, if this machine cannot read them, the backbone's name alone.
+        It has their descriptions or, if this machine cannot read them, only the setting `revision`.
+        Task keys also have a digest of all settings, so that they differ between heads.
         """
         heads = () if self._is_out_of_reach else self.heads.values()
         return (super().key(), *(head.key() for head in heads))
@@ -402,7 +404,8 @@ def _load_head_once(checkpoint: HeadCheckpoint, cache_dir: str | None) -> HeadNe
 class HeadsRunner(EncoderRunner):
     """Runner that embeds every text once, and runs all heads on the embedding.
 
-    For each text, its outputs are the concatenated outputs of all heads, then the embedding.
+    For each text, its outputs are the concatenated outputs of all heads, then the embedding, which
+    is not truncated.
     """
 
     model: HeadsModel
@@ -454,9 +457,9 @@ class HeadClassifier(TextMapper[HeadClassifierOptions]):
     convert``; its ``config.json`` defines its outputs. A head "a" writes the most
     probable label to ``a_pred``, and the probabilities of all labels with
     `score_field`; a regression writes ``a_score``. Defaults of `backbone`,
-    `revision`, `pooling`, `normalize`, `prompt` and `max_seq_length` are the
-    heads' training settings; heads that differ are refused. With
-    ``long_text="windows"`` heads read the aggregated embedding.
+    `revision`, `pooling`, `normalize`, `prompt`, `max_seq_length` and
+    `truncate_dim` are the heads' training settings; heads that differ are
+    refused. With ``long_text="windows"`` heads read the aggregated embedding.
 
     Examples
     --------

@@ -44,9 +44,9 @@ FEW_SHOTS_FROM = 0.05
 class PromptHead(Head):
     """Head that converts a model's outputs to eleven columns about prompts.
 
-    They are two task types and the probability of the first, seven dimensions of complexity, and a
-    score. The model has eight output layers, called heads in its files: one for the task type, and
-    one for each dimension.
+    They are the two most probable task types and the probability of the first one, seven dimensions
+    of complexity, and a score. The model has eight output layers, called heads in its
+    files: one for the task type, and one for each dimension.
     """
 
     label_field = FIRST_TASK
@@ -86,9 +86,10 @@ class PromptHead(Head):
         return texts | {name: number.astype(np.float32) for name, number in numbers.items()}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of the first task type, (texts,), to sort examples in reports.
+        """Return the probability of each text's most probable task type, (texts,).
 
-        `values` are the probabilities of all output heads, (texts, outputs).
+        Reports sort example texts by it. `values` are the probabilities of all output heads,
+        (texts, outputs).
         """
         return self._by_head(values)[TASK].max(axis=1)
 
@@ -128,16 +129,17 @@ class PromptHead(Head):
 
 
 class PromptTaskComplexityClassifier(TextMapper[ModelOptions]):
-    """Classifier of English prompts into two task types and seven dimensions of complexity.
+    """Classifier of English prompts by task type and by seven dimensions of complexity.
 
     Adds, in this order, ``prompt_complexity_score``, ``task_type_1``,
     ``task_type_2``, ``task_type_prob``, ``creativity_scope``, ``reasoning``,
     ``contextual_knowledge``, ``number_of_few_shots``, ``domain_knowledge``,
-    ``no_label_reason`` and ``constraint_ct``: strings and float32.
-    ``task_type_2`` is ``NA`` where its probability, rounded to three decimals,
-    is below 0.1. Dimensions are rounded to four decimals, and the score is
-    computed from those, as published. There is no filter: compare the columns
-    instead.
+    ``no_label_reason`` and ``constraint_ct``: strings and float32. The two task
+    types are the most probable of twelve, and ``task_type_prob`` is the
+    probability of the first one. ``task_type_2`` is ``NA`` where its
+    probability, rounded to three decimals, is below 0.1. Dimensions are rounded
+    to four decimals, and the score is computed from those, as published. There
+    is no filter: compare the columns instead.
 
     Examples
     --------

@@ -359,7 +359,8 @@ def published(name: str, **settings: object) -> TextMapper:
     Raises
     ------
     ValueError
-        The name is unknown.
+        The name is unknown, or several models share it, such as "stack-edu", and the last word is
+        missing.
 
     Examples
     --------
@@ -387,10 +388,10 @@ def find_published(name: str, classes: Mapping[str, Any]) -> Any:
 
 
 def full_name(name: str, classes: Mapping[str, Any]) -> str:
-    """Return the key in `classes` for a class name in any spelling; other names are unchanged.
+    """Return the short name of a class, a key in `classes`, from its name in any spelling.
 
-    `classes` are by short name: "DomainClassifier", "domain-classifier" and "Domain" all become
-    "domain".
+    "DomainClassifier", "domain-classifier" and "Domain" all become "domain". Other names, such as
+    those in the catalogue, are returned unchanged.
     """
     spellings = {_letters(of.__name__): key for key, of in classes.items()}
     spellings |= {_letters(key): key for key in classes}

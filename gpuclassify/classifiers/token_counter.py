@@ -64,8 +64,8 @@ class TokenOptions(TextOptions):
 class TokenizerFiles:
     """Pinned repository or directory with a tokenizer, in place of a model's description.
 
-    Equal for equal files. `base` and `tokenizer`, which name further repositories of a model, are
-    None.
+    Equal for the same name and files. `base` and `tokenizer`, which name further repositories of a
+    model, are None.
     """
 
     identity: Identity
@@ -149,7 +149,10 @@ class CountRunner(Runner):
         return Outputs(values[:, None], ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return the number of tokens of each text, without special tokens, in one window each."""
+        """Return the number of tokens of each text, in one window each.
+
+        Special tokens are not counted, even with ``special_tokens=True``.
+        """
         with self.lease(*self.device_and_dtype()) as tokenizer:
             counts = tokenizer.count(texts)
         return TokenLengths(counts, counts, np.ones_like(counts), None)

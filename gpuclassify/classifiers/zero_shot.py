@@ -170,7 +170,8 @@ class EntailmentHead(MultiLabelHead):
     def _find_outputs(self, checkpoint: Checkpoint) -> tuple[int, int]:
         """Return the indices of the outputs for entailment and contradiction, found by their names.
 
-        If labels compete, contradiction is not needed, and its index is 0 if unknown.
+        If there are two outputs, the one that is not entailment is contradiction. If labels
+        compete, contradiction is not needed, and its index is 0 if unknown.
         """
         labels, name = [label.lower() for label in checkpoint.labels], checkpoint.identity.name
         entailment = [n for n, label in enumerate(labels) if label.startswith("entail")]

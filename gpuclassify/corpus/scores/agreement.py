@@ -88,7 +88,10 @@ class Agreement:
         return html_table("Agreement", rows)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """Yield a tuple of texts for each statistic: name, columns, rows, value and interval."""
+        """Yield the lines of a table as tuples of texts, one for each statistic, without a header.
+
+        They are the statistic's name, columns, number of rows, value and interval.
+        """
         for row in _records(self.figures):
             value, low, group = row["value"], row["low"], row["group"]
             yield (
@@ -155,10 +158,11 @@ def agreement(
     """Measure the agreement of people or models that labelled or scored the same rows.
 
     Figures of a pair of columns are, for labels, the share of equal rows and Cohen's kappa, and for
-    numbers Spearman's correlation and the mean absolute difference. Grades also get Cohen's kappa
-    with quadratic weights. The figure of all columns is Krippendorff's alpha, nominal or interval.
-    Each figure has a 95% interval from a bootstrap over rows, unless all draws are equal. A row
-    counts if at least two columns have a value. The order of rows does not matter.
+    numbers Spearman's correlation and the mean absolute difference. Grades (few distinct whole
+    numbers) get all four, with quadratic weights in the kappa. The figure of all columns is
+    Krippendorff's alpha, nominal or interval. Each figure has a 95% interval from a bootstrap over
+    rows, unless all draws are equal. A row counts if at least two columns have a value. The order
+    of rows does not matter.
 
     Parameters
     ----------

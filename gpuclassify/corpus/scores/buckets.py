@@ -125,11 +125,11 @@ def score_edges(
 def score_columns(
     scores: str | Sequence[str], weight: str | None, by: str | None, text_field: str
 ) -> ScoreColumns:
-    """Check the arguments that name columns, and return them as one object.
+    """Return the arguments that name columns as one object, with distinct `scores`.
 
     `scores` are columns of numbers, `weight` is a column, "bytes" or None, and `by` is a column of
-    groups. `text_field` is the column whose bytes are counted for "bytes". Raises ValueError for
-    invalid names.
+    groups. `text_field` is the column whose bytes are counted for "bytes". Raises TypeError or
+    ValueError unless `scores` are one name or more; the others are not checked.
     """
     names = label_tuple("scores", scores, keep_order=True)
     if names is None:
@@ -254,9 +254,9 @@ class ScoreBuckets(Declared, RowWiseMap):
         return super().code(short)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless `frame`, perhaps empty, has the score columns, and no bucket columns.
+        """Raise ValueError or TypeError unless `frame` has the columns to read.
 
-        Bucket columns may exist if `overwrite` is set.
+        It must not have bucket columns, unless `overwrite` is set. The frame may be empty.
         """
         self.columns.check(frame)
         names, columns = self.schema().names, [*map(str, frame.columns)]

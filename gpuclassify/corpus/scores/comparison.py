@@ -43,7 +43,8 @@ class Comparison:
         Speed of each classifier in this process, without loading models.
     changed_labels, changed_rows : float or None
         Share of the rows that get different labels, and share of the rows that only one of the
-        classifiers keeps. None without labels, or without filters.
+        classifiers keeps. None without labels, or without filters. Of several trained heads, only
+        the labels of the first one that gives labels are compared.
     largest_difference, mean_difference : float or None
         Maximum and mean over rows of the largest difference of a row's scores: probabilities,
         numbers or embeddings. None without scores, or if the classifiers write different numbers

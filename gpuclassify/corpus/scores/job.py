@@ -42,7 +42,10 @@ READ_ONCE = ("rows_read", "left_out", "empty_files", "textless")
 
 
 class ScoringReport(ReportPart):
-    """Part of a job's report with row counts of classifiers, which run before buckets are added."""
+    """Part of a job's report: the counts of the step that ran its classifiers.
+
+    Only this step reads the input; the last one reads its output and adds the buckets.
+    """
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
@@ -182,7 +185,7 @@ class AssignBuckets(Pipeline):
         return reader, [*classifiers, self.buckets], writer
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise unless the scores are columns of the input, or the job's classifiers write them."""
+        """Raise ValueError or TypeError if the input and its classifiers lack one of `columns`."""
         self.columns.check(_scoring(job).meta(job.source.meta))
 
     def take_steps(
@@ -193,7 +196,8 @@ class AssignBuckets(Pipeline):
         `steps` runs and stores these intermediate results. With `is_done`, all documents of `job`
         are already written with their buckets. Returns the source (the files to read scored
         documents from) and the edges, or None if `is_done` and the edges are saved. Results of an
-        earlier run are used again.
+        earlier run are used again. Raises ValueError if `is_done`, and the saved edges are missing
+        or damaged, but the scores that classifiers wrote are removed.
         """
         edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:

@@ -259,9 +259,10 @@ class Mix(Saved):
         return notes
 
     def pictures(self) -> list[tuple[str, float, float]]:
-        """Return two bars for each cell: its name, and its tokens in the corpus and in the mixture.
+        """Return each cell's name and two bars: its tokens in the corpus, and its tokens `asked`.
 
-        Both numbers are from 0 to 1, relative to the largest number of tokens of all cells.
+        Both numbers are from 0 to 1, relative to the largest number of tokens of all cells. `asked`
+        tokens may be more than the mixture has, because epochs are limited.
         """
         cells = self.cells.items()
         most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))
@@ -363,7 +364,8 @@ class MixComparison:
 class MixSettings(Declared):
     """Settings of a data mixture: columns that define cells, tokens, weights and epochs.
 
-    They are checked before anything is counted.
+    All but `weights` are checked before anything is counted. `weights` are checked against the
+    cells, after these are counted.
     """
 
     by: str | Sequence[str] = setting(convert=functools.partial(label_tuple, "by", keep_order=True))
@@ -373,7 +375,10 @@ class MixSettings(Declared):
     token_field: str = "tokens"
 
     def check_together(self) -> None:
-        """Raise ValueError unless `by` names columns, and `tokens` and `max_epochs` are valid."""
+        """Raise ValueError unless `by` names columns, and `tokens` and `max_epochs` are valid.
+
+        The entries of `weights` are not checked here, but by `find`.
+        """
         if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
         for name in ("tokens", "max_epochs"):
@@ -393,7 +398,10 @@ class MixSettings(Declared):
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless `frame`, perhaps empty, has the columns `by` and `token_field`."""
+        """Raise ValueError or TypeError unless `frame` has the columns `by` and `token_field`.
+
+        The latter must hold whole numbers. The frame may be empty.
+        """
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)

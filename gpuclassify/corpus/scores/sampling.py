@@ -57,7 +57,7 @@ class Candidates(NamedTuple):
     """Rows of some partitions that may be in the sample, and the number of all rows per stratum.
 
     Columns of ``rows`` are stratum, random number, hash of the id, partition, and identity within
-    the partition.
+    the partition. Rows without a score are in neither, but counted in ``unscored``.
     """
 
     rows: pd.DataFrame
@@ -93,9 +93,9 @@ class Draw:
         return tuple(dict.fromkeys(filter(None, names)))
 
     def check(self, frame: Frame, weight_field: str) -> None:
-        """Raise unless the frame has the columns of the settings, and no column `weight_field`.
+        """Raise ValueError or TypeError unless the frame has the columns of strata, scores and ids.
 
-        The frame may be empty.
+        It must not have a column `weight_field`. The frame may be empty.
         """
         for name in (*self.by, self.id_field):
             ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
@@ -327,8 +327,9 @@ class _Files:
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Read the rows that `drawn` lists; return the readable rows of `drawn`, and the rows read.
 
-        `drawn` has a row for each row in the sample, with its file and position in the file. The
-        rows read have all columns of the files. `draw` has the settings of the sample.
+        `drawn` has a row for each row in the sample, with its file and position in the file, and is
+        sorted by these. Both results have this order. The rows read have all columns of the files.
+        `draw` has the settings of the sample.
         """
         call, fields = dask.delayed(_rows_at, pure=True), self._fields(draw)
         by_piece = {n: drawn[AT][drawn[PART] == n].tolist() for n in drawn[PART].unique().tolist()}

@@ -119,9 +119,10 @@ class ApplyThresholds(Declared, RowFilter):
         return {**about, **super().identity(), "thresholds": known.digest()}
 
     def check(self, frame: Frame) -> None:
-        """Raise unless `frame`, perhaps empty, has columns of scores and groups, and no new column.
+        """Raise ValueError or TypeError unless `frame` has the columns to read.
 
-        New columns, for decision and probability, may exist if `overwrite` is set.
+        It must not have the new columns, for decision and probability, unless `overwrite` is set.
+        The frame may be empty.
         """
         self.columns.check(frame)
         names, columns = self.schema().names, [*map(str, frame.columns)]

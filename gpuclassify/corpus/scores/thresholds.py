@@ -126,7 +126,7 @@ class Thresholds(Saved):
     few : dict to [int, int]
         Groups with too few labels: labelled rows, and those with a positive label.
     left_out : int
-        Rows without a score, a label or a weight.
+        Rows without a score, a label or a weight above 0.
     """
 
     what: ClassVar[str] = "thresholds"
@@ -216,7 +216,7 @@ class Thresholds(Saved):
         ------
         TypeError, ValueError
             An argument is invalid, a column is missing, no row has both a score and a label, all
-            labels are the same, groups have too few, or no group reaches the precision.
+            labels are the same, groups have too few, or no group reaches the target.
 
         Examples
         --------
@@ -278,7 +278,7 @@ class Thresholds(Saved):
         )  # fmt: skip
 
     def check_saved(self) -> None:
-        """Raise ValueError if the target is unknown or a list of numbers has a wrong length."""
+        """Raise ValueError for an unknown target, a bad calibration, or a list of wrong length."""
         check_choice("target", self.target, TARGETS)
         for value, counts in self.few.items():
             if len(counts) != 2:
@@ -367,9 +367,9 @@ class _LabelColumns:
     def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
         """Return labelled rows by group, and the number of rows left out.
 
-        Rows without a label, a score or a weight are left out. A group's key is its value as JSON
-        text, such as ``'"de"'``; "null" without a column of groups. Raises ValueError if no row is
-        left, or if all or none have a positive label.
+        Rows without a label, a score or a weight above 0 are left out. A group's key is its value
+        as JSON text, such as ``'"de"'``; "null" without a column of groups. Raises ValueError if no
+        row is left, or if all or none have a positive label.
         """
         frame = as_dask(labelled)
         names = [*filter(None, [self.label, self.weight])]

@@ -73,7 +73,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Training of a head's layers on examples, with the `settings` of `Head.fit`.
+    """Training of a head's layers on examples, with the `settings` of `TrainedHead.fit`.
 
     `outputs` are the names of the head's outputs. Training fills `record`. For a linear head, it
     has ``penalty`` and ``losses``, the validation losses by penalty. For other heads, it has
@@ -166,7 +166,7 @@ class Fit:
         """Train a network in place, and restore the weights of its best epoch.
 
         That epoch has the highest `quality` of outputs and targets on the validation part, or the
-        least loss if `quality` is None.
+        least loss if `quality` is None. Raises ArithmeticError if the first epoch diverges.
         """
         import torch
 

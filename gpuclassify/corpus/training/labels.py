@@ -36,7 +36,8 @@ _DIGEST = "sha256"
 class LabelledRows:
     """Labels, groups and embeddings of the rows with a text and a label, in the dataset's order.
 
-    Rows are in one group if they have the same text, or the same value in the column of groups.
+    Rows are in one group if they have the same text, or the same value in the column of groups,
+    unless this would make a group too large: see `join_groups`. A null value makes no group.
     Rows without a text or a label are left out, and counted.
     """
 

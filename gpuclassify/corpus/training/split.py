@@ -23,8 +23,8 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
 
     Groups are sorted by stratum, then by size (largest first), and randomly if these are equal.
     Each is assigned to the part that lacks most rows of its share so far, unless it is larger than
-    the part's whole share. Then groups of the train part fill up the other parts as far as they
-    fit. The train part keeps a group of each stratum if possible. scikit-learn's
+    the rest of the part's whole share. Then groups of the train part fill up the other parts as far
+    as they fit. The train part keeps a group of each stratum if possible. scikit-learn's
     StratifiedGroupKFold takes a millisecond or two per group, longer than embedding a text. Raises
     ValueError if there are fewer than three groups.
     """
@@ -170,8 +170,8 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     `groups` and `texts` are each row's group and text, int64 (rows,), numbered from 0. A text joins
     all groups that contain it. Texts in few groups are used first, because a text in very many,
     such as an error page, would join everything; texts that would make a group of more than 80% of
-    the rows, and all later ones, are not used. Returns the joined group of each row, and the number
-    of texts that are still in several groups.
+    the rows (or larger than the largest one in `groups`), and all later ones, are not used. Returns
+    the joined group of each row, and the number of texts that are still in several groups.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

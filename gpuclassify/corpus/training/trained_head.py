@@ -62,6 +62,7 @@ RECORD, PAGE, CARD = "training.json", "evaluation.html", "README.md"
 _READING = ("max_chars", "long_text", "end_chars", "window_overlap", "window_aggregation")
 
 
+# Its public name is `Head`; `gpuclassify.mapping.heads.Head` is another class.
 @dataclass(frozen=True, eq=False)
 class TrainedHead:
     """Last layers of a classifier, which read the embeddings of a frozen model.
@@ -123,7 +124,8 @@ class TrainedHead:
         this machine's CPU, by scikit-learn or torch; the same seed gives the same weights.
 
         If the test part has fewer than 400 rows, the evaluation is by cross-validation: ten more
-        heads are trained on other parts, so that each row is in the test part of one of them.
+        heads are trained on other parts, so that each row is in the test part of one of them. It is
+        of the test part after all if one of these heads would be trained without a label.
 
         Parameters
         ----------
@@ -174,6 +176,8 @@ class TrainedHead:
             A column is missing or unusable, all labels are the same, a label has fewer than three
             examples, there are fewer than three groups, or groups are so large that a part has too
             few rows.
+        ArithmeticError
+            Training diverges, because `learning_rate` is too large.
         """
         settings = fit_settings(
             kind=kind,
@@ -378,8 +382,9 @@ class TrainedHead:
 def fit_settings(**arguments: Any) -> dict[str, Any]:
     """Return the settings to record with a head, by name, from the arguments of `TrainedHead.fit`.
 
-    Class weights are by label as text, and "balanced" becomes ``balanced=True``. Raises TypeError
-    or ValueError if an argument is invalid.
+    Class weights are by label as text, and "balanced" becomes ``balanced=True``. `hidden_size` is
+    None unless the kind is "mlp". Raises TypeError or ValueError if an argument is invalid, and
+    ModuleNotFoundError if a library is missing.
     """
     weight = arguments["class_weight"]
     settings = arguments | {
@@ -419,8 +424,9 @@ def _fit(
 ) -> TrainedHead:
     """Split rows, train, and evaluate on the test part, or by cross-validation if that is small.
 
-    `settings` are arguments of `Head.fit` by name. With `validation` rows, the validation part of
-    `labelled` is used for training, too; None validates on that part.
+    There is no cross-validation if the train part of a fold lacks a label. `settings` are arguments
+    of `TrainedHead.fit` by name. With `validation` rows, the validation part of `labelled` is used
+    for training, too; None validates on that part.
     """
     labels = task.read(labelled.labels)
     outputs = task.outputs(labels)
@@ -515,9 +521,10 @@ def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _check_fit(settings: Mapping[str, Any]) -> None:
-    """Raise if arguments of `Head.fit` are invalid, or libraries are missing, before embedding.
+    """Raise if arguments of `TrainedHead.fit` are invalid, or libraries are missing.
 
-    `settings` are the arguments by name. Errors are TypeError, ValueError and ModuleNotFoundError.
+    It is called before texts are embedded. `settings` are the arguments by name. Errors are
+    TypeError, ValueError and ModuleNotFoundError.
     """
     check_values(
         TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
