@@ -82,6 +82,11 @@ def pick_device(name: str) -> torch.device:
             f"device={name!r}, but torch {torch.__version__} sees no CUDA device here: "
             'run "gpuclassify doctor", or pass device="auto"'
         )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={name!r}, and torch sees {torch.cuda.device_count()} CUDA devices here, "
+            'numbered from 0: pass one of them, or "cuda"'
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f'device={name!r}, but there is no MPS device here: pass device="auto"')
     if device.type == "cuda" and device.index is None:

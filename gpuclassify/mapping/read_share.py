@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import char_count, cut_text
+from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.settings.options import TextOptions
 
 _SHARE_TYPES = {"windows": pa.int64(), "seen": pa.float32(), "truncated": pa.bool_()}
@@ -19,7 +20,12 @@ def read_share_fields(options: TextOptions) -> list[pa.Field]:
     whether it was cut, bool. Columns without a name in `options` are omitted.
     """
     names = options.read_share_names
-    return [pa.field(name, _SHARE_TYPES[what]) for what, name in names.items() if name is not None]
+    about = {"windows": COUNT}
+    return [
+        pa.field(name, _SHARE_TYPES[what], metadata=about.get(what))
+        for what, name in names.items()
+        if name is not None
+    ]
 
 
 def read_share_columns(

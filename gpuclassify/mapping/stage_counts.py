@@ -75,7 +75,7 @@ class TextOutcomes:
                 reasons[~self.passed[name]] = index
         if len(dropped := np.flatnonzero(reasons != KEPT)):
             for row, text in zip(dropped, self.texts.take(dropped), strict=True):
-                if not text.strip():
+                if not (text if isinstance(text, str) else "".join(text)).strip():
                     reasons[row] = BLANK if text else EMPTY
         return reasons
 

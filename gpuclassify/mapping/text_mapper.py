@@ -340,15 +340,17 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def _keep_field(self) -> str | None:
         return next((head.keep_field for head in self.heads if head.keep_field is not None), None)
 
-    def keeping(self, field: str) -> TextMapper[Settings]:
+    def keeping(self, field: str) -> TextMapper[Settings] | None:
         """Return a copy that drops no row, but writes whether a row passes its filters to a column.
 
-        `field` is the name of this bool column. Raises ValueError if the mapper has no filter, and
-        TypeError if its class has no setting `keep_field`.
+        `field` is the name of this bool column. Returns None if the mapper's class has no setting
+        `keep_field`. Raises ValueError if the mapper has no filter.
         """
+        if not hasattr(self.options, "keep_field"):
+            return None
         kept = copy.copy(self)
         vars(kept).pop("model", None)  # the model holds the settings
-        kept.options = dataclasses.replace(self.options, keep_field=field)  # type: ignore[call-arg]
+        kept.options = dataclasses.replace(cast(Any, self.options), keep_field=field)
         return kept
 
     def after(self, earlier: PartitionMap) -> PartitionMap:

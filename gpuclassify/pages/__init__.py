@@ -85,9 +85,13 @@ def markdown(text: str) -> str:
 def short_number(value: float) -> str:
     """Format a number with at most three significant digits and a unit (``1.2k``, ``3.4M``)."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+        if abs(value) >= 0.9995 * size:  # 999.5 is 1k with three digits
+            return f"{_three_digits(value / size)}{unit}"
+    return _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -104,7 +108,7 @@ def bin_edge(value: float) -> str:
     """Format a bin's edge with 3 significant digits, but as ``1,234`` from 1,000 to 9,999."""
     if value >= 10_000:
         return short_number(value)
-    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
+    return _three_digits(value)
 
 
 def readable_time(seconds: float) -> str:

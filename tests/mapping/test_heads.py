@@ -5,11 +5,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from gpuclassify import DistributedDataClassifier
+from gpuclassify import DistributedDataClassifier, DomainClassifier, Signals
 from gpuclassify.inference import engine
 from gpuclassify.mapping.heads import Head
 from gpuclassify.mapping.label_heads import CategoryHead
-from gpuclassify.mapping.stage_counts import StageCounts
+from gpuclassify.mapping.stage_counts import StageCounts, label_fields
 from gpuclassify.workers.run_context import run_context
 from tests.oracle import stacked
 from tests.replicas import sample_texts
@@ -98,3 +98,31 @@ def test_heads_are_asked_for_counts_where_a_job_counts(sequence_classifier, monk
     assert asked == [1]
     assert counts["words"] == 5
     assert counts["dropped"] == {"null": 1, "own": 1}
+
+
+def test_pairs_that_a_filter_drops_are_counted_as_texts_are(sequence_classifier):
+    mapper = DistributedDataClassifier(
+        model=sequence_classifier("bert"), autocast=False, text_field=["a", "b"], min_confidence=1.0
+    )
+    frame = pd.DataFrame({"a": ["one", "", " ", None], "b": ["two", "", "", "x"]})
+    with run_context(stages=StageCounts()) as context:
+        assert mapper(frame).empty
+    (counts,) = context.stages.counts.values()
+    assert counts["dropped"] == {"null": 1, "empty": 1, "blank": 1, "confidence": 1}
+
+
+@pytest.mark.parametrize(
+    "mapper",
+    [
+        DomainClassifier(labels=["a", "b"], long_text="windows", windows_field="windows"),
+        Signals(["gopher"]),
+    ],
+    ids=["windows", "signals"],
+)
+def test_counts_are_no_labels_of_a_report(mapper):
+    counts = {f.name for f in mapper.schema() if pa.types.is_integer(f.type)}
+    assert counts and not counts & {*label_fields([mapper])}
+
+
+def test_a_class_without_a_column_for_its_decision_cannot_keep_all_rows():
+    assert Signals(["gopher"]).keeping("keep") is None

@@ -27,6 +27,7 @@ from gpuclassify.frames import Texts
 from gpuclassify.hub import Identity
 from gpuclassify.mapping.heads import Columns, Head
 from gpuclassify.mapping.runners import Outputs
+from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.checks import check_choice, install, label_tuple
 from gpuclassify.settings.declared import declared, setting
@@ -248,7 +249,14 @@ class SignalHead(Head):
     def fields(self) -> list[pa.Field]:
         """Return an Arrow field for each signal, named with the prefix in the settings."""
         prefix, columns = self.options.prefix or "", self.options.columns
-        return [pa.field(prefix + name, signal.type) for name, signal in columns.items()]
+        return [
+            pa.field(
+                prefix + name,
+                signal.type,
+                metadata=COUNT if pa.types.is_integer(signal.type) else None,
+            )
+            for name, signal in columns.items()
+        ]
 
     def columns(self, values: np.ndarray) -> Columns:
         """Return each signal's column by name, from the runner's float64 (texts, signals)."""

@@ -364,8 +364,7 @@ class MixComparison:
 class MixSettings(Declared):
     """Settings of a data mixture: columns that define cells, tokens, weights and epochs.
 
-    All but `weights` are checked before anything is counted. `weights` are checked against the
-    cells, after these are counted.
+    All are checked before anything is counted. Then `weights` are also checked against the cells.
     """
 
     by: str | Sequence[str] = setting(convert=functools.partial(label_tuple, "by", keep_order=True))
@@ -375,9 +374,9 @@ class MixSettings(Declared):
     token_field: str = "tokens"
 
     def check_together(self) -> None:
-        """Raise ValueError unless `by` names columns, and `tokens` and `max_epochs` are valid.
+        """Raise TypeError or ValueError unless all settings are valid.
 
-        The entries of `weights` are not checked here, but by `find`.
+        Whether cells match the entries of `weights` is checked by `find`.
         """
         if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
@@ -386,6 +385,20 @@ class MixSettings(Declared):
                 raise ValueError(f"{name}={number!r} must be above 0, and finite")
         if self.max_epochs > MOST_EPOCHS:
             raise ValueError(f"max_epochs={self.max_epochs!r} must be at most {MOST_EPOCHS:,}")
+        for entry in self._entries:
+            if WEIGHT not in entry or {*entry} - {*self.by, WEIGHT}:
+                raise ValueError(
+                    f"weights= has {entry!r}: give a weight, and values of {self.names} alone"
+                )
+            check_number(WEIGHT, entry[WEIGHT])
+            if not 0 <= entry[WEIGHT] < np.inf:
+                raise ValueError(f"weights= has {entry!r}: a weight is 0 or more, and finite")
+        if not sum(entry[WEIGHT] for entry in self._entries):
+            raise ValueError("weights= are all 0, or none: give one above 0")
+
+    @property
+    def _entries(self) -> list[dict[str, Any]]:
+        return [dict(entry) for entry in ([{WEIGHT: 1}] if self.weights is None else self.weights)]
 
     @property
     def names(self) -> list[str]:
@@ -434,10 +447,7 @@ class MixSettings(Declared):
             raise ValueError(
                 f"{rows:,} rows have no token in {self.token_field!r}: count them first"
             )
-        entries = [
-            dict(entry) for entry in ([{WEIGHT: 1}] if self.weights is None else self.weights)
-        ]
-        matched = _matched(entries, self.names, counts)
+        matched = _matched(self._entries, self.names, counts)
         planned = _planned(counts, matched, float(self.tokens), self.max_epochs)
         cells = {group_value(cell): each for cell, each in planned.items()}
         mix = Mix(self.names, float(self.tokens), cells, float(self.max_epochs))
@@ -479,11 +489,6 @@ def _matched(
     owners: dict[str, dict[str, Any]] = {}
     matched = []
     for entry in entries:
-        if WEIGHT not in entry or {*entry} - {*by, WEIGHT}:
-            raise ValueError(f"weights= has {entry!r}: give a weight, and values of {by} alone")
-        check_number(WEIGHT, entry[WEIGHT])
-        if not 0 <= entry[WEIGHT] < np.inf:
-            raise ValueError(f"weights= has {entry!r}: a weight is 0 or more, and finite")
         wanted = {by.index(name): group_key(entry[name]) for name in by if name in entry}
         cells = [
             cell
@@ -500,8 +505,6 @@ def _matched(
                 )
             owners[cell] = entry
         matched.append((float(entry[WEIGHT]), cells))
-    if not sum(weight for weight, _ in matched):
-        raise ValueError("weights= are all 0, or none: give one above 0")
     return matched
 
 

@@ -423,7 +423,7 @@ def _class_name(value: object, label_field: str) -> str:
 
 def _in_order(labels: set[str]) -> tuple[str, ...]:
     if all(re.fullmatch(r"-?\d+", label) for label in labels):
-        return tuple(sorted(labels, key=int))
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))  # "1" and "01"
     return tuple(sorted(labels))
 
 

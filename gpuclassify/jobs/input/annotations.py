@@ -292,8 +292,8 @@ class AnnotationSet:
         if not states.keys() & self.files.keys():
             raise AnnotationError(
                 f"{self.shown} annotates other files, such as {next(iter(self.files), 'none')}, "
-                f"and the input has {next(iter(states))}: name the set of this input, or the input "
-                "of this set"
+                f"and the input has {next(iter(states), 'none')}: name the set of this input, or "
+                "the input of this set"
             )
         annotated = self.states
         changes = [name for name, state in states.items() if annotated.get(name, state) != state]
