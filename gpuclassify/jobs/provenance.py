@@ -267,11 +267,11 @@ def card(report: Mapping[str, Any]) -> str:
 
 
 def with_section(text: str, section: str, key: str) -> str:
-    """Return the dataset card `text` with `section`, a result of `card`, added at its end.
+    """Return the dataset card `text` with `section`, a result of `card`, added or replaced.
 
     The section is enclosed in two HTML comments with `key`, which identifies it, such as a hash of
-    a folder on the Hub. If `text` has a section in comments with this key, that one is replaced.
-    The rest of `text` stays.
+    a folder on the Hub. If `text` has a section in comments with this key, the new one takes its
+    place; otherwise, it is added at the end. The rest of `text` stays.
     """
     start, end = f"<!-- gpuclassify {key} -->\n", f"<!-- end of gpuclassify {key} -->\n"
     section = f"{start}{section.removeprefix(FRONT).strip()}\n{end}"
@@ -364,7 +364,8 @@ def _text(value: Any) -> str:
 def _values(owner: Any, name: str, kind: type, most: int) -> Sequence[Any]:
     """Return the list ``owner[name]``, [] if missing.
 
-    Raises ValueError if `owner` is no dict, or the list has more than `most` items or other types.
+    Raises ValueError if `owner` is no dict, ``owner[name]`` is no list or has more than `most`
+    items, or an item is not of the type `kind`.
     """
     values = owner.get(name, []) if isinstance(owner, dict) else owner
     if not isinstance(owner, dict) or not isinstance(values, list):

@@ -228,7 +228,8 @@ class Recipe(Declared):
     def make_chain(self, source: Source, stages: list[Any]) -> Chain:
         """Return the stages as one mapper, after checking that it accepts the source's columns.
 
-        If `backend` is another library than that of a Dask frame, partitions are moved to it first.
+        If `backend` is "cudf", the partitions of a Dask frame are moved to cudf first. With
+        "pandas", they are not moved.
         """
         is_moved = self.backend != "pandas" and not source.reads_any_backend
         chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
@@ -322,7 +323,10 @@ class RecipeJob(Job):
 
     @property
     def title(self) -> str:
-        """Title of the recipe's current step, or else of the job, shown with the progress."""
+        """Title of the progress display before the first step begins.
+
+        It is `Recipe.last_step` for a recipe with steps, or else the names of the stages.
+        """
         return self.recipe.last_step if self.recipe.folder else super().title
 
     @property
@@ -349,7 +353,7 @@ class RecipeJob(Job):
     def sample(self, rows: int) -> Frame | None:
         """Draw up to `rows` rows from all over the input, always the same ones.
 
-        Returns None if the input has no rows.
+        Returns None if the input has no rows, or if a drawn file cannot be read.
         """
         try:
             if isinstance(self.source, FileSource):

@@ -154,9 +154,10 @@ def describe_settings(
 ) -> dict[str, dict[str, Any]]:
     """Describe a recipe's settings that change results; a run with other ones is another job.
 
-    Returns dicts of JSON values: under `heading` the settings by name, and under their own names
-    the descriptions of functions among the settings and of `mappers`. Mappers are prepared, which
-    resolves their models.
+    Returns dicts of JSON values by heading: under `heading` the plain settings by name, under the
+    name of each setting that is a function its description, and under the ``__name__`` of each of
+    `mappers` its description. Mappers are prepared, which resolves their models. Settings that are
+    mappers are left out.
     """
     described: dict[str, dict[str, Any]] = {heading: {}}
     for name, value in settings.identity().items():

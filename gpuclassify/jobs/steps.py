@@ -219,8 +219,9 @@ class Steps:
     def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
         """Return a function of a part's frame and number, which calls ``act(frame, number, rows)``.
 
-        The frame has the part's input rows, and ``rows`` are the rows that the step `name` wrote
-        for this part. The step has one file for each part.
+        The frame has the part's input rows, and ``rows`` is a pandas frame of the rows that the
+        step `name` wrote for this part, indexed by ``document``. The step has one file for each
+        part.
         """
         manifest = self.manifest(name)
         return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
@@ -232,7 +233,7 @@ class Steps:
     def compute(self, name: str, tasks: Sequence[Delayed]) -> list[Any]:
         """Compute delayed tasks as the step `name`, and return their results in any order.
 
-        The step is finished then, but its results are not stored; see `note`.
+        Marks the step as finished in the ledger, but does not store the results; `note` can.
         """
         results: list[Any] = []
         started, summary = time.perf_counter(), JobSummary()
@@ -249,7 +250,8 @@ class Steps:
     def note(self, name: str, value: Any) -> None:
         """Store a JSON value in the ledger under `name`, for the runs that continue the job.
 
-        The ledger is a JSON file in the output, which lists finished steps.
+        `name` is an entry next to "steps", the finished steps; no step is marked as finished. The
+        ledger is a JSON file in the output.
         """
         self.ledger[name] = value
         self._write_ledger()

@@ -144,7 +144,8 @@ class TaskSpec:
 class CountedSelect:
     """Row filters that several threads apply while they read the files of a part.
 
-    `counts` has the rows read and kept of each filter, by name.
+    `counts` maps the name of each condition to its counts, such as "read" and "kept", as in
+    `StageCounts.counts`.
     """
 
     def __init__(self, filters: Sequence[RowFilter]) -> None:

@@ -182,7 +182,7 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the first schema, with types that the types of all schemas can be cast to.
 
-    Metadata is of the first schema that has all these types, if any.
+    Its metadata is from the first schema that has all these types, or if none has, from the first.
     """
     fields = [
         functools.reduce(_common_field, (schema.field(name) for schema in schemas))

@@ -162,7 +162,10 @@ class Manifest:
 
     @functools.cached_property
     def checked(self) -> Checked:
-        """Output files that `begin` has found undamaged, and the method of verification."""
+        """Output files that `examine` has found undamaged so far, and the method of verification.
+
+        `begin` and `is_complete` call `examine`.
+        """
         return Checked(self.options.verify)
 
     @functools.cached_property
@@ -363,7 +366,11 @@ class Manifest:
             self.directory.remove(SUCCESS)
 
     def is_complete(self) -> bool:
-        """Return whether this job has marked the output as complete, and no file is damaged."""
+        """Return whether this job has marked the output as complete, and no file is damaged.
+
+        Files are verified as in `examine`, by this process. The manifest file must have all
+        records.
+        """
         try:
             mark = json.loads(self.directory.read(SUCCESS))
         except (FileNotFoundError, ValueError, RecursionError):
@@ -434,9 +441,10 @@ class Manifest:
         return [path for path in paths if path not in known and key_in(path) == self.key]
 
     def file_infos(self) -> dict[str, dict[str, Any]]:
-        """Return fsspec's info dict (size, ETag and so on) of each output file, by path.
+        """Return fsspec's info dict (size, ETag and so on) of each file in the output, by path.
 
-        Files of parts that are not joined yet are included.
+        Files directly in the directory and in its partition folders are included, also those that
+        no job wrote, and files of parts that are not joined yet.
         """
         infos = self.directory.part_infos()
         return infos | self.directory.part_infos(PARTS) if self.joins else infos
@@ -465,9 +473,9 @@ class Manifest:
         """Read the records as `records` does, and verify the files that they describe.
 
         Returns the records by file name (None if damaged), and by file name the reason why a file
-        or its record is damaged, for damaged ones only. `digest` computes SHA-256 of files;
-        default: `Store.digests`. Raises FileExistsError if a file has the name of a finished part,
-        in a folder where no job wrote it.
+        or its record is damaged, for damaged ones only. `digest` computes SHA-256 of files, with
+        the arguments and results of `Store.digests`, the default. Raises FileExistsError if a file
+        has the name of a finished part, in a folder where no job wrote it.
         """
         recorded = self.records()  # before the files, because attempts write records last
         infos = self.file_infos()
@@ -491,8 +499,9 @@ class Manifest:
     def finish(self) -> dict[str, int]:
         """Write the manifest file, remove temporary files, and mark the output as complete.
 
-        Returns the size in bytes of each output file by path. Raises JobChangedError if another run
-        has started in the directory, or if records of parts are missing.
+        Parts of earlier runs are removed, too. Returns the size in bytes of each output file by
+        path. Raises JobChangedError if another run has started in the directory, or if records of
+        parts are missing.
         """
         check_current(self.directory, self.key)
         names = self._recorded()
@@ -542,9 +551,9 @@ class Manifest:
     def _earlier(self) -> dict[str, Any] | None:
         """Return the parsed job.json of the directory, or None if no job has begun there.
 
-        If it is damaged, a dict is made from the keys in names of records: with `restart`, it has
-        these keys alone. Else it describes this job, if this job's key is among them; if not,
-        raises DamagedMetadataError. Nothing is written.
+        If it is damaged, a dict is made from the keys of runs in names of records. With `restart`,
+        it has only the entries ``key`` and ``earlier``. Else it describes this job, if this job's
+        key is among the keys; if not, raises DamagedMetadataError. Nothing is written.
         """
         try:
             return read_job(self.directory)
@@ -587,7 +596,10 @@ class Manifest:
         self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
 
     def _clear(self, earlier: dict[str, Any]) -> None:
-        """Remove the output of all runs that the job.json `earlier` names, but not job.json."""
+        """Remove the output of all runs that the job.json `earlier` names, but not job.json.
+
+        With `keeps_earlier`, files of parts stay; `finish` removes them.
+        """
         keys = {earlier["key"], *earlier["earlier"]}
         remove = self.directory.remove
         remove(SUCCESS)
@@ -650,7 +662,7 @@ class Manifest:
                 complete(self.directory, name, self.encoding)
 
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
-        """Yield the records of undamaged output files, and remove all other files.
+        """Yield the records of undamaged output files, and remove this run's other output files.
 
         Files are compared with the sizes and SHA-256 in their records, as `examine` does; `digest`
         computes SHA-256, and None means `Store.digests`. A file without a record gets one, if the

@@ -195,9 +195,9 @@ class Record:
     def with_files(self, files: Mapping[str, bytes], directory: Store) -> Record:
         """Return a copy of the record with the sizes and digests of its files.
 
-        `files` maps paths to contents: one file `name`, or files in partition folders. Sizes and
-        SHA-256 are added for files in folders, and MD5 for all if listings of `directory` report
-        it.
+        `files` maps paths to contents: either the one file `self.name`, whose size and SHA-256 the
+        record has already, or files in partition folders, whose sizes and SHA-256 are added. The
+        MD5 of all `files` is added if listings of `directory` may report it.
         """
         changes: dict[str, Any] = {}
         if directory.reports_md5:
@@ -334,8 +334,8 @@ def publish(
     it, and return its record. `record` and `content` are this attempt's record and file content,
     from `pack_rows` with partition folders; `problems` are written to the quarantine file. Raises
     FileExistsError if a file of this name is from no attempt at this part, and JobChangedError if
-    another run has started over before the rows are spread over folders. An attempt that fails,
-    such as on a full disk, leaves no part.
+    another run has started over before the rows are spread over folders. An attempt that fails
+    before it has created the file, such as on a full disk, leaves no part.
     """
     if _is_spread(record.name, encoding):
         # Nothing is published if this raises.
@@ -376,7 +376,7 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
 
     It is then copied from an intent: the record that each attempt writes under a private name
     first. Returns None if no intent has the digest of the part's file, or if the record is damaged.
-    Raises FileNotFoundError if the part's file does not exist.
+    Raises FileNotFoundError if neither the record nor the part's file exists.
     """
     # Another attempt may create the record and remove the file between the first two reads.
     for is_last in (False, True):

@@ -63,7 +63,7 @@ def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[st
 def share_tokens(urls: Iterable[str]) -> None:
     """Send the tokens that this process keeps for Hub repositories in `urls` to all Dask workers.
 
-    Tokens are sent through the current Dask client.
+    Tokens are sent through the current Dask client. Does nothing without a client.
     """
     share_tokens_with_workers(_token_names(urls))
 
@@ -161,8 +161,9 @@ class HubStore(BucketStore):
     def entries(self) -> list[Entry] | None:
         """List the file, the files below a folder, or a glob pattern's matches; None if none exist.
 
-        Raises DatasetMissingError if the folder does not exist. The folder is listed first to raise
-        errors of a busy Hub, because `_entries_of` would mistake them for a missing file.
+        Raises DatasetMissingError if the parent folder (of a pattern: the last one before its first
+        wildcard) does not exist. The parent is listed first to raise errors of a busy Hub, because
+        `_entries_of` would mistake them for a missing file.
         """
         path = posixpath.dirname(self.uri.path_in_repo)
         while glob.has_magic(path):

@@ -46,7 +46,7 @@ class LocalStore(Store):
     def entries(self) -> list[Entry] | None:
         """List the file, the files below a folder, or a glob pattern's matches.
 
-        Returns None if none exist.
+        Returns None if there is no such file, folder or match, and [] for an empty folder.
         """
         self.filesystem.invalidate_cache()
         plain = posixpath.normpath(self.root)
@@ -189,15 +189,16 @@ class LocalStore(Store):
         return any(self._matches(resolve(self.root), name) for resolve in (str, self.resolve))
 
     def move(self, source: str, target: str) -> None:
-        """Move a file from the path `source` to `target`, replacing an existing file."""
+        """Move a file from one absolute path to another, replacing an existing file."""
         Path(source).replace(target)
 
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:
         """Create the file `name` with content `data` unless it exists; return whether it did so.
 
-        The content is written to a private file in the folder `scratch`, which is then hard-linked
-        to `name`: of several attempts exactly one succeeds, and nobody sees a partial file. With
-        `is_lasting`, the content is flushed to disk first.
+        The content is written to a private file in the folder `scratch`, whose path is relative to
+        this folder, as `name` is. The private file is then hard-linked to `name`: of several
+        attempts exactly one succeeds, and nobody sees a partial file. With `is_lasting`, the
+        content is flushed to disk first.
         """
         path = self.path(name)
         private = Path(
@@ -230,7 +231,8 @@ class LocalStore(Store):
     def check_creates(self, scratch: str) -> None:
         """Raise UnsupportedStorageError if files in this folder cannot be created by hard links.
 
-        It tries to create a file; `scratch` is the folder of the private file to link.
+        It tries to create a file; `scratch` is the folder of the private file to link, as in
+        `create`.
         """
         try:
             self._try_creating(scratch)

@@ -36,12 +36,15 @@ def compression(path: str) -> str | None:
 
 
 def without_query(path: str) -> str:
-    """Return a URL of a web server without user, password and query; any other path unchanged."""
+    """Return an HTTP(S) URL without user, password and query; other URLs and paths unchanged."""
     return redacted(path) if path.startswith(HTTP) else path
 
 
 def redacted(url: str) -> str:
-    """Return a URL without user, password and query, for messages and records; a path unchanged."""
+    """Return a URL of any protocol without user, password and query; a path unchanged.
+
+    Used for messages and records.
+    """
     return "::".join(map(_redacted, url.split("::")))  # fsspec's chains of URLs
 
 

@@ -95,8 +95,8 @@ class Entry(NamedTuple):
 class WatchedFile:
     """Wrapper of an fsspec file that completes short reads and retries transient errors.
 
-    `failure` is the last error of reading, or None. It distinguishes failed reads from bytes that
-    Arrow cannot decode, for which Arrow also raises a bare OSError.
+    `failure` is the last error that a call raised after its retries, or None. It distinguishes
+    failed reads from bytes that Arrow cannot decode, for which Arrow also raises a bare OSError.
     """
 
     def __init__(self, file: Any, store: Store, size_bytes: int | None = None) -> None:
@@ -287,8 +287,8 @@ class Store:
         """Replace errors of the block by errors with the URL and advice, without secrets.
 
         The new error is FileNotFoundError, PermissionError, TimeoutError or OSError. `where` is the
-        position in the file, such as ``", from byte 5"``. If `explains_itself` is true, errors are
-        not replaced.
+        position in the file, such as ``", from byte 5"``. Stores whose `explains_itself` is True
+        replace no errors.
         """
         try:
             yield
@@ -321,7 +321,8 @@ class Store:
     def entries(self) -> list[Entry] | None:
         """List the file, the files below a folder, or a glob pattern's matches.
 
-        Returns None if none exist. Cached listings are not used.
+        Returns None if there is no such file, folder or match, and [] for an empty folder. Cached
+        listings are not used.
         """
         self.filesystem.invalidate_cache()
         with self.explained():
@@ -359,11 +360,12 @@ class Store:
     def walk(self, root: str | None = None, levels: Levels = ()) -> Iterator[Entry]:
         """Yield the files below the folder `root` (default: this one), with all subfolders.
 
-        `levels` are regular expressions for names, one per folder level; below the last level
-        everything matches. Names that begin with a dot or an underscore are metadata, and are
-        skipped. Links are followed last, so that real folders and files come first. No folder is
-        listed twice, which ends cycles of links. An empty folder is an entry of type "directory",
-        and a local folder that cannot be listed is an entry with a `problem`.
+        `levels` are regular expressions for the names directly in `root`, in its subfolders, and so
+        on. Files above the last of these levels are skipped; below it, all names match. Names that
+        begin with a dot or an underscore are metadata, and are skipped. Links are followed last, so
+        that real folders and files come first. No folder is listed twice, which ends cycles of
+        links. An empty folder is an entry of type "directory", and a local folder that cannot be
+        listed is an entry with a `problem`.
         """
         root = self.root if root is None else root
         waiting = deque([(root, levels, "")])
@@ -485,9 +487,10 @@ class Store:
                 raise BrokenContentError(_decoding_problem(err)) from err
 
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
-        """Open the file for reading bytes, with a small read-ahead unless it is compressed.
+        """Open the file for reading bytes, with a read-ahead of `LINE_BYTES`.
 
-        Subclasses use its size `size_bytes` (None: unknown) and the read-ahead `ahead_bytes`.
+        A compressed file gets the file system's default read-ahead, which is larger. Subclasses
+        use its size `size_bytes` (None: unknown) and the read-ahead `ahead_bytes`.
         """
         # The default read-ahead, 50 MiB in s3fs, is several times the size of a part.
         block_size = None if compression(self.url) else LINE_BYTES
@@ -544,7 +547,7 @@ class Store:
         """Return fsspec's info dict on each file in `folder` and its partition folders, by path.
 
         Paths are relative to this store, such as ``bucket=19/part-00000.parquet``. Folders without
-        "=" are not entered.
+        "=" are not entered. Returns {} if `folder` is missing.
         """
         infos: dict[str, dict[str, Any]] = {}
         for info in self._infos_in(folder):
