@@ -75,8 +75,9 @@ class TextOutcomes:
                 reasons[~self.passed[name]] = index
         if len(dropped := np.flatnonzero(reasons != KEPT)):
             for row, text in zip(dropped, self.texts.take(dropped), strict=True):
-                if not (text if isinstance(text, str) else "".join(text)).strip():
-                    reasons[row] = BLANK if text else EMPTY
+                whole = text if isinstance(text, str) else "".join(text)  # or a pair of texts
+                if not whole.strip():
+                    reasons[row] = BLANK if whole else EMPTY
         return reasons
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:

@@ -360,7 +360,7 @@ def publish(
     except BaseException:
         # The next run needs the intent if the part is there without a record.
         with contextlib.suppress(Exception):
-            if record.name not in directory.sizes(posixpath.dirname(path)):
+            if not directory.has(path):
                 directory.remove(intent)
         raise
     directory.remove(intent)

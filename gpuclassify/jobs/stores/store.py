@@ -723,7 +723,11 @@ class Store:
 
     @staticmethod
     def _matches(root: str, path: str) -> bool:
-        return path.startswith(f"{root}/") or bool(re.match(glob_translate(root), path))
+        pattern = re.compile(glob_translate(root))
+        names = path.split("/")  # a pattern may match a folder above the file
+        return path.startswith(f"{root}/") or any(
+            pattern.match("/".join(names[:end])) for end in range(len(names), 0, -1)
+        )
 
     # Whole files.
 
