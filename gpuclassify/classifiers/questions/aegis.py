@@ -45,7 +45,8 @@ class AegisOptions(LoraOptions):
         The safety prompt: a text (with a line break), or the path of a file. Default: the one in
         the model's README.md.
     template_digest : str
-        SHA-256 of a prompt of your own with an empty document, 64 hex digits.
+        SHA-256 that the prompt with an empty document must have, 64 hex digits. By default, a
+        prompt passed as text may have any, and one from a file must have a published one.
     categories_field : str
         Output column (list of strings) of all the categories in the answer.
     keep_raw : bool
@@ -76,7 +77,10 @@ class AegisModel(LoraModel):
     """Pinned LoRA adapter of Aegis with its decoder, and the prompt from its model card."""
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of adapter and decoder and the safety prompt, without weights."""
+        """Read the configurations of adapter and decoder, and the safety prompt, without weights.
+
+        The prompt is the only one in the attribute `prompts` of the result.
+        """
         checkpoint, options = super().read(), self.options
         card = checkpoint.adapter
         assert card is not None, "Aegis is an adapter"
@@ -95,8 +99,8 @@ class AegisRunner(AnswerRunner):
     def is_decided(self, answer: str, is_complete: bool) -> bool:
         """Return whether decoding can end, because more tokens would not change any output column.
 
-        `answer` is the text decoded so far. `is_complete` says whether the decoder has ended the
-        answer.
+        `answer` is the text decoded so far. `is_complete` says whether the answer is at its end:
+        the decoder has ended it, or it has `max_new_tokens` tokens.
         """
         if self.options.keep_raw:
             return is_complete
@@ -108,7 +112,8 @@ class AegisRunner(AnswerRunner):
 class Verdict:
     """Label of a text, and the categories (codes "O1" to "O13") that the model's answer lists.
 
-    The label is "safe", the category if there is exactly one, or "unknown" for all other answers.
+    The label is "safe", the category if an unsafe answer lists nothing else, or "unknown" for all
+    other answers.
     """
 
     label: str
@@ -125,12 +130,14 @@ def final_verdict(answer: str) -> Verdict:
 def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False) -> Verdict | None:
     """Return label and categories of an answer, or None if more tokens can change them.
 
-    `text` is the answer decoded so far, and `is_complete` says whether the decoder has ended it.
-    The first line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories
-    from ``O1`` to ``O13``, separated by commas. Further lines are ignored. Several categories make
-    the label ``unknown``, as in both generations of NeMo Curator (``_parse_response``), so that a
-    filter for one category drops texts that have another one, too. With `needs_all_categories`, the
-    whole second line is needed, not only the first two categories.
+    `text` is the answer decoded so far, and `is_complete` says whether no tokens follow. The first
+    line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories from
+    ``O1`` to ``O13``, separated by commas. Further lines are ignored. If the first entry of the
+    list is no category, the label is ``unknown``, and no categories are returned. Several entries
+    make the label ``unknown``, too, as in both generations of NeMo Curator (``_parse_response``),
+    so that a filter for one category drops texts that have another one, too. By default, the answer
+    is decided at the first comma, and the returned categories may be only some of the list. With
+    `needs_all_categories`, it is decided at the end of the second line.
     """
     first, *others = text.split("\n")
     word = first.strip()
@@ -205,8 +212,9 @@ class AegisClassifier(TextMapper[AegisOptions]):
     Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, with the
     prompt of its training. ``O1`` to ``O13`` are the prompt's categories;
     ``unknown`` is an answer in another form, or with several categories, which
-    `categories_field` lists. The constant prefix of the prompt is run once per
-    process, and answers are decoded only until the label is decided.
+    `categories_field` lists. So ``filter_by="O3"`` drops texts with several
+    categories. The constant prefix of the prompt is run once per process, and
+    answers are decoded only until the output columns are decided.
 
     Parameters
     ----------

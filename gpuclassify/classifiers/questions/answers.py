@@ -72,7 +72,7 @@ class Several(Choice):
     separator : str
         Text between two options.
     none : str
-        Text that the model writes for no options. If None, there is at least one option.
+        Text that the model writes if no option applies. If None, it writes at least one option.
     """
 
     separator: str = setting(default=", ", kw_only=False, least=0)
@@ -165,9 +165,10 @@ def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def named_field(options: Any) -> Field:
     """Make an answer field from a setting: a list or dict of options, or a field object.
 
-    A list or dict becomes a `Choice`, and a field object is returned as it is. In files of
-    settings, a field object is a dict of its class name to its attributes, such as ``{"several":
-    {"options": ["a", "b"], "none": "none"}}``.
+    A list or dict of options becomes a `Choice`, and a field object is returned as it is. A dict
+    whose only key is "choice", "several" or "free" becomes an object of this class, if its value is
+    a dict of attributes: ``{"several": {"options": ["a", "b"], "none": "none"}}``. Files of
+    settings describe field objects so.
     """
     if isinstance(options, Mapping) and len(options) == 1:
         ((name, attributes),) = options.items()
@@ -265,9 +266,10 @@ class _Node:
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add an option's ids; return False if they begin with another option's, or vice versa.
+        """Add an option's ids; return False if they equal or begin another option's, or vice versa.
 
-        The first `end` ids are the option's text; a token after them marks where it ends.
+        The first `end` ids are the option's text; a token after them marks where it ends. After
+        False, the tree is no longer valid, unless `option` is also the other option's number.
         """
         node, is_new = self, False
         for token in tokens:
@@ -476,7 +478,11 @@ class AnswerReader:
                 starts += items
 
     def _texts_of(self, number: int) -> list[str]:
-        """Return all texts that field `number` can have, with the literal before the field."""
+        """Return the possible beginnings of field `number`, with the literal before the field.
+
+        They are the whole options of a `Choice`, first labels and `none` of a `Several` field, and
+        only the literal, if any, of a `Free` field.
+        """
         field, literal = self.form.fields[number], self.form.literals[number]
         if isinstance(field, Free):
             return [literal] if literal else []
@@ -488,7 +494,8 @@ class AnswerReader:
     def _sequence(self, before: str, text: str) -> Tokens:
         """Return the token ids of `text` after the text `before`.
 
-        Raises ValueError if `text` changes the tokens of `before`.
+        If `before` is the end of the prompt, its last `dropped` tokens are returned, too, before
+        those of `text`. Raises ValueError if `text` changes the other tokens of `before`.
         """
         if (before, text) not in self._sequences:
             base, whole = self._encode(before), self._encode(before + text)
@@ -505,11 +512,11 @@ class AnswerReader:
     def _tree(
         self, number: int, before: str, rest: tuple[str, ...] | None = None, is_first: bool = True
     ) -> _Node:
-        """Return the prefix tree of token ids of all texts that can follow in field `number`.
+        """Return the prefix tree of token ids of the options that can come next in field `number`.
 
-        The texts begin with the literal or separator before an option, but do not include `before`,
-        the text just written: an option or the prompt's end. In a `Several` field, `rest` are the
-        labels not chosen yet (None: all), and `is_first` says whether none is chosen.
+        They come after `before`, an option or the prompt's end, and include the literal or the
+        separator between. In a `Several` field, `rest` are the labels not chosen yet (None: all);
+        unless `is_first`, the end of the list is one more option. A `Free` field's tree is empty.
         """
         field = self.form.fields[number]
         if isinstance(field, Free):
@@ -541,7 +548,7 @@ class AnswerReader:
     def _new_tree(
         self, ways: Sequence[tuple[Tokens, str, Callable[[str], Any]]], ends: Collection[Tokens]
     ) -> _Node:
-        """Build the prefix tree of the options `ways` and of `ends`, the ends of a list of labels.
+        """Build the prefix tree of `ways` and of `ends`; raise ValueError if options are ambiguous.
 
         Each of `ways` has an option's token ids, its text, and a function from the text to the ids
         that may come next. `ends` are sequences of ids that can follow a `Several` field; all are
@@ -620,11 +627,11 @@ class AnswerReader:
 def _explore(
     tree: _Node, known: Known, path: Tokens, count: int, needs_all: bool
 ) -> Generator[Tokens, None, tuple[np.ndarray, list[Tokens]]]:
-    """Compute each option's probability and token ids in `tree`, after the token ids `path`.
+    """Return each option's probability, float64 (count,), and its token ids after `path`.
 
-    A generator: it yields token ids, and the caller adds the next token's logits to `known`. There
-    are `count` options. A probability is the product of the tokens' softmax probabilities. Unless
-    `needs_all`, the search ends when the best option is known; all are then lower bounds, or 0.
+    A generator: it yields `path` and more ids; the caller adds the next token's logits to `known`.
+    A probability is a product of softmaxes over the tokens that `tree` allows. Unless `needs_all`,
+    the search ends when the best option is known; all are lower bounds, or 0 with the ids ().
     """
     shares = np.zeros(count)
     tokens: list[Tokens] = [()] * count

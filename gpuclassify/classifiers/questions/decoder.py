@@ -139,7 +139,9 @@ class Decoder:
     def logits(self, hidden: torch.Tensor, tokens: tuple[int, ...] | None = None) -> torch.Tensor:
         """Compute logits, float32 (n, vocabulary), of hidden states (n, hidden).
 
-        With `tokens`, only logits of these token ids are computed, in float32: (n, tokens).
+        With `tokens`, returns the logits of these token ids only, (n, tokens). If the output layer
+        is a plain ``nn.Linear``, it computes only them, and in float32. All other logits are
+        computed for the whole vocabulary in the model's dtype, and then converted.
         """
         if tokens == ():
             return hidden.new_empty((len(hidden), 0), dtype=torch.float32)

@@ -190,17 +190,20 @@ class SeenAnswers:
         self._counts: Counter[Tokens] = Counter()
 
     def add(self, answer: Tokens) -> None:
-        """Count an answer's token ids. Over 64 distinct answers, the rarest are forgotten."""
+        """Count an answer's token ids.
+
+        When there are more than 64 distinct answers, only the 32 most frequent ones are kept.
+        """
         self._counts[answer] += 1
         if len(self._counts) > _MOST_SEEN:
             self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
 
     def continuations(self) -> dict[Tokens, Tokens]:
-        """Return the tokens that most often follow each beginning of a counted answer, as drafts.
+        """Return a draft, the probable next tokens, for each beginning of a counted answer.
 
-        Keys are the first token ids of an answer, and values at most `MOST_DRAFTED` token ids that
-        follow. An answer's last token is not drafted, because the decoder predicts it when it
-        verifies the token before.
+        Keys are the beginnings, including (). Values are at most `MOST_DRAFTED` token ids, which
+        follow in the most frequent answer with this beginning. An answer's last token is not
+        drafted, because the decoder predicts it when it verifies the token before.
         """
         rarest_first = reversed(self._counts.most_common())
         return {
@@ -220,7 +223,7 @@ class _Memory:
         """Return keys and values of the task's prompt prefix, and the earlier answers after it.
 
         The prefix is the token ids that most prompts begin with. Its keys and values are computed
-        in the first call with it, and cached; they are None if it has no tokens.
+        in the first call with it, and cached; the `Prefix` is None if there are no such ids.
         """
         key = task.prefix.tobytes()
         if key not in self._kept:
@@ -266,9 +269,10 @@ class _Row:
 
     @property
     def next_column(self) -> int:
-        """Index, in prompt and answer, of the first token to run in the next forward pass.
+        """Index of the first token to run in the next forward pass, counted from the prefix's end.
 
-        The tokens before it have cached keys and values. The last requested token always runs.
+        Indices go on from the rest of the prompt to the answer. Tokens before this index have
+        cached keys and values. The last token of `wanted`, or of the prompt, always runs.
         """
         if self.has_run is None:
             return 0

@@ -94,7 +94,7 @@ class GuardModel(LoraModel):
         )
 
     def resolve_adapter(self) -> Identity:
-        """Pin the LoRA adapter that the guard was trained on to a commit or digest."""
+        """Return the LoRA adapter that the guard was trained on, pinned to a commit or digest."""
         options = self.options
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 

@@ -102,7 +102,7 @@ class LoraModel(PinnedModel):
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Name of the file with weights by pinned repository or directory, as in `identities`."""
+        """Name of the safetensors file in each repository or directory of `identities`."""
         checkpoint = self.checkpoint
         files = {checkpoint.base: WEIGHTS}
         if checkpoint.adapter is not None:
@@ -133,12 +133,15 @@ class LoraModel(PinnedModel):
         )
 
     def resolve_base(self) -> Identity:
-        """Pin the decoder to a commit, or to a digest of its directory."""
+        """Return the decoder, pinned to a commit, or to a digest of its directory."""
         options = self.options
         return hub.resolve(options.base_model, options.base_revision, cache_dir=options.cache_dir)
 
     def resolve_adapter(self) -> Identity | None:
-        """Pin the LoRA adapter to a commit or digest; None if there is no adapter."""
+        """Return the LoRA adapter, pinned to a commit or digest; here, `model` names it.
+
+        Subclasses with another setting for the adapter override this; None means no adapter.
+        """
         return self.identity
 
 
@@ -219,9 +222,10 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def most_positions(sizes: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of tokens with length-independent "longrope" positions.
+    """Return the maximum length, in tokens, of texts that get the same "longrope" positions.
 
-    None if the model has other positions. `sizes` is the parsed ``config.json``.
+    All tokens of a longer text, also the first ones, get other positions. None if the model has
+    other positions than "longrope". `sizes` is the parsed ``config.json``.
     """
     kind, rope = _rope(sizes)
     name = "original_max_position_embeddings"
@@ -256,7 +260,10 @@ def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None)
 
 
 def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
-    """Return the shape of each tensor, by name, that a decoder with this ``config.json`` has."""
+    """Return shapes by name of the tensors in files of a decoder with this ``config.json``.
+
+    The output layer is left out if it is the same tensor as the embeddings.
+    """
     decoder = decoder_without_memory(sizes)
     shapes = dict(shapes_of(decoder.state_dict()))
     if decoder.config.tie_word_embeddings:  # files lack the last layer

@@ -100,7 +100,7 @@ class PerplexityModel(LoraModel):
         return [self.options.model]
 
     def resolve_base(self) -> Identity:
-        """Pin the decoder to a commit, or to a digest of its directory."""
+        """Return the decoder, pinned to a commit, or to a digest of its directory."""
         return self.identity
 
     def resolve_adapter(self) -> None:
@@ -110,7 +110,8 @@ class PerplexityModel(LoraModel):
     def read(self) -> LoraCheckpoint:
         """Read the decoder's configuration, without weights, and choose the length of windows.
 
-        Raises ValueError if `max_seq_length` is more than the decoder's limit of tokens.
+        Raises ValueError if `max_seq_length` exceeds `most_positions`, the limit of decoders with
+        "longrope" positions. Limits of other decoders are not checked here.
         """
         checkpoint, asked = super().read(), self.options.max_seq_length
         most = most_positions(checkpoint.sizes) or position_limit(checkpoint.sizes)[0]

@@ -147,17 +147,19 @@ class PromptOptions(ClassifierOptions):
         Text for ``{criterion}`` in the prompt, by output column. Each column (float32) is the
         probability of the first of `answers`.
     confidences : bool
-        Add a column NAME_confidence for every field except the first.
+        Add a column NAME_confidence for every field. A first field that is a choice of one label
+        has `confidence_field` instead.
     adapter : str
         Hub name or directory of a LoRA adapter on the model.
     adapter_revision : str
         Branch, tag or commit of `adapter` on the Hub.
     keep_raw : bool
-        Also decode a free answer greedily, and write it to `raw_field`.
+        Also let the model write an answer of its own, greedily, and store it in `raw_field`. Other
+        columns do not depend on it.
     raw_field : str
-        Output column of the free answer.
+        Output column of the answer that `keep_raw` keeps.
     max_new_tokens : int
-        Maximum tokens of a free answer.
+        Maximum tokens of the answer that `keep_raw` keeps.
     prompt_digest : str
         Expected SHA-256 of the prompt for empty columns; otherwise a warning is
         logged, or an error raised if `strict`.
@@ -280,11 +282,14 @@ class PromptOptions(ClassifierOptions):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Names of the columns in the prompt."""
+        """Names of the input columns in the settings `prompt` and `response`."""
         return prompt_columns(self.prompt, self.response)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the name of the setting that names this column, for messages."""
+        """Return the setting that names this input column, for messages.
+
+        It is "text_field", "prompt" or "response".
+        """
         if name == self.text_field:
             return "text_field"
         return "prompt" if name in prompt_columns(self.prompt) else "response"
@@ -299,11 +304,11 @@ class PromptModel(LoraModel):
         return [name for name in (self.options.model, self.options.adapter) if name]
 
     def resolve_base(self) -> Identity:
-        """Pin the decoder to a commit, or to a digest of its directory."""
+        """Return the decoder, pinned to a commit, or to a digest of its directory."""
         return self.identity
 
     def resolve_adapter(self) -> Identity | None:
-        """Pin the LoRA adapter to a commit or digest; None if there is no adapter."""
+        """Return the LoRA adapter, pinned to a commit or digest; None if there is no adapter."""
         options = self.options
         if options.adapter is None:
             return None
@@ -312,8 +317,9 @@ class PromptModel(LoraModel):
     def read(self) -> LoraCheckpoint:
         """Read the decoder's configuration, and build the prompts with its chat template.
 
-        Weights are not read. Raises ValueError if prompts and windows do not fit the maximum number
-        of tokens.
+        Weights are not read. Raises ValueError if a prompt leaves no room for a document, if
+        `window_overlap` is not smaller than a window of a document, or if `max_seq_length` exceeds
+        the limit of `_prompt_length`. Raises TemplateError if `strict` and `prompt_digest` differs.
         """
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
@@ -476,9 +482,9 @@ class ChoiceRunner(PromptRunner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Ask the decoder about each distinct text, and return its answers as the outputs' values.
 
-        They are `Answer` objects (texts,) or, if documents are read in windows, probabilities of
-        labels or criteria, float32 (windows, labels). Counts are added to `stats`. `name_text`
-        returns the name of the text with an index, for messages.
+        They are `Answer` objects (texts,). If documents are read in windows, they are probabilities
+        of labels or criteria, float32 (windows, labels), which `Outputs.by_text` aggregates. Counts
+        are added to `stats`. `name_text` returns the name of the text with an index, for messages.
         """
         options, rows = self.options, [self.columns_of(text) for text in texts]
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
@@ -785,9 +791,10 @@ class PromptClassifier(TextMapper[PromptOptions]):
         return super().describe() | {"prompt": self.options.prompt}
 
     def first_prompt(self, frame: Frame, most_chars: int) -> str | None:
-        """Return the complete prompt for a frame's first text, to show it; None if all are null.
+        """Return the complete prompt for a frame's first row with a text; None if all are null.
 
-        Each column's text is cut to `most_chars`.
+        It is shown to users: "..." replaces each column's characters after the first `most_chars`.
+        With criteria, it is the prompt of the first one.
         """
         texts = self.list_texts(frame, self.options.max_chars)
         text = next((text for text in texts if text is not None), None)

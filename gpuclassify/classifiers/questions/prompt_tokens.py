@@ -256,7 +256,10 @@ class PromptTokenizer:
             )
 
     def _leave_out(self, ids: list[int]) -> None:
-        """Configure the tokenizer not to add special tokens that the prompt (`ids`) already has."""
+        """Configure the tokenizer not to add special tokens that begin or end the prompt already.
+
+        `ids` are the token ids of a prompt as it is, without added special tokens.
+        """
         from tokenizers.processors import TemplateProcessing
 
         around, _, (index,) = frame_of(self._backend)
@@ -392,9 +395,10 @@ class PromptTokenizer:
         return first[: min(shared_length(first, one) for one in more)]
 
     def seen_share(self, prompts: TokenBatch) -> np.ndarray:
-        """Return the fraction of each document's tokens that were kept, float32 (documents,).
+        """Return the fraction of each row's tokens that were kept, float32 (rows,).
 
-        It is below 1 if the document was cut. `prompts` are results of this tokenizer.
+        Tokens of the prompt itself are not counted. The fraction is 1 if nothing was cut, and below
+        1 otherwise, but exact only with `counts_rest`. `prompts` are results of this tokenizer.
         """
         assert prompts.whole_lengths is not None
         document = np.maximum(prompts.whole_lengths - self.fixed_tokens, 1)
@@ -403,7 +407,10 @@ class PromptTokenizer:
 
     @property
     def window_tokens(self) -> int:
-        """Number of tokens of a document that a prompt always has room for."""
+        """Number of a document's tokens that fit into a prompt with one column, at least 1.
+
+        A few tokens stay free, because document and prompt may have more tokens when joined.
+        """
         return max(1, self.max_tokens - self.fixed_tokens - _SEAM_TOKENS)
 
     @panics_as_errors()

@@ -162,8 +162,9 @@ class LlamaGuardClassifier(PromptClassifier):
     """Classifier of prompts in eight languages: ``safe``, or ``unsafe`` with some of 14 hazards.
 
     Writes the columns ``llamaguard_safety``, and ``llamaguard_categories``, a list of hazards by
-    name. Reads English, French, German, Hindi, Italian, Portuguese, Spanish and Thai. The card's
-    score is the probability of ``unsafe``, the second one in `score_field`.
+    name. Reads English, French, German, Hindi, Italian, Portuguese, Spanish and Thai. The score on
+    the model card is the probability of ``unsafe``: the second number in the lists of the column
+    that `score_field` names.
 
     Parameters
     ----------
@@ -249,8 +250,8 @@ class GraniteGuardianClassifier(PromptClassifier):
         `chat_template_kwargs`.
     response : str
         Template of a response to the text, to judge the response: "{answer}" takes it from the
-        column ``answer``. By default the text itself is judged. ``jailbreak`` does not apply to
-        responses.
+        column ``answer``. By default the text itself is judged. For responses, pass `criteria`
+        without ``jailbreak``, which is a risk of prompts only.
 
     Examples
     --------

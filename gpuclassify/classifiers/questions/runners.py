@@ -41,7 +41,10 @@ class DecoderRunner(NetworkRunner):
         return self.model.checkpoint.base
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if decoder and adapter do not match, or cannot be run."""
+        """Raise CheckpointError if tensors do not fit, or if `Decoder` cannot run the model.
+
+        Tensors in the weight files must fit the configurations of decoder and adapter.
+        """
         from gpuclassify.classifiers.questions.decoder import check_runs
 
         check_lora_tensors(self.model.checkpoint, self.options.cache_dir)

@@ -42,15 +42,15 @@ _CURE = "Pass template= with the whole prompt as text, or with the path of a fil
 
 
 class TemplateError(ValueError):
-    """Error for a safety prompt that is missing, malformed or unexpected."""
+    """Error for a prompt that is missing or malformed, or has another digest than expected."""
 
 
 @dataclass(frozen=True)
 class SafetyTemplate:
     """Safety prompt, split at the document: ``head + document + tail``.
 
-    The head is from ``"[INST] "`` to ``"User: "``, and the tail from the line break after the
-    document to ``"[/INST]"``.
+    The head begins with ``"[INST] "`` and ends with ``"User: "``. The tail begins with the line
+    break after the document, and ends with ``"[/INST]"``.
     """
 
     head: str
@@ -76,9 +76,10 @@ def read_template(
     """Read the safety prompt of the model `identity`, and check its digest.
 
     A `template` with a line break is the prompt itself. Otherwise it is the path of a file with the
-    prompt, or None for the model's ``README.md``. A prompt from a file must have a digest in
-    `KNOWN_DIGESTS`, or the one passed as `template_digest`. Raises TemplateError if the prompt is
-    missing, incomplete, or has another digest.
+    prompt, or None for the model's ``README.md``. If `template_digest` is passed, the prompt must
+    have this digest. Otherwise, a prompt from a file must have a digest in `KNOWN_DIGESTS`, and the
+    digest of a prompt passed as text is not checked. Raises TemplateError if the prompt is missing,
+    incomplete, or has another digest.
     """
     expected = None if template_digest is None else full_digest("template_digest", template_digest)
     is_explicit = template is not None and "\n" in template
@@ -171,7 +172,10 @@ def _file_text(path: str) -> str:
 
 
 def _prompts_in(text: str) -> list[str]:
-    """Return every text from ``[INST]`` to ``[/INST]``, without its code block's indentation."""
+    """Return every text from ``[INST]`` to ``[/INST]``, including both.
+
+    If the text is in an indented code block, the indentation is removed.
+    """
     prompts = []
     for match in _PROMPT.finditer(text):
         indent = text[: match.start()].rpartition("\n")[2]

@@ -118,9 +118,9 @@ class RowState:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return masks of own tokens and of prefix tokens that the `new` tokens must not attend to.
 
-        They are bool (rows, new, columns) and (rows, new, prefix), with 1 row if all rows are
-        equal. None means causal attention to own tokens, or to the whole prefix. `window` is the
-        sliding window of the layer.
+        They are bool (rows, new, columns) and (rows, new, prefix), true for hidden tokens, with 1
+        row if all rows are equal. If the first is None, attention to own tokens is causal; if the
+        second is None, no prefix token is hidden. `window` is the sliding window of the layer.
         """
         shared = len(self.prefix) if self.prefix else 0
         if window is None or shared + self._width <= window:
@@ -230,7 +230,8 @@ def attend(
     -------
     output : Tensor, shape of `query`
     sums : Tensor of float32, shape (rows, heads, new)
-        Logarithm of the softmax's denominator; -inf if all columns are hidden.
+        Logarithm of the softmax's denominator. For a query that reads no column, it is -inf, but 0
+        by torch's kernel for CPUs, which is used without `softcap`.
     """
     aten = torch.ops.aten
     if hidden is not None and hidden.shape[0] == 1 < query.shape[0]:

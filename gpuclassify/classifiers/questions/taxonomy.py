@@ -141,7 +141,8 @@ class TaxonomyClassifier(PromptClassifier):
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
         """Return each row's text, or excerpts if it has over 30,000 characters; None for null.
 
-        The excerpts are the first and the last 10,000 characters, and 10,000 between them.
+        The excerpts are the first and the last 10,000 characters, and 10,000 between them. Before
+        that, texts are cut to `max_chars` characters, unless it is None.
         """
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]
@@ -265,8 +266,8 @@ class PropellaClassifier(PromptClassifier):
     Every field has a column with the prefix ``propella_``: a label; a list of labels for
     ``content_type``, ``business_sector``, ``technical_content`` and ``regional_relevance``; the
     names of countries, or ``supranational`` or ``none``, for ``country_relevance``; and a short
-    English summary for ``one_sentence_description``. Lists have at least one item, because the
-    labels include one for none, such as ``non_technical``.
+    English summary for ``one_sentence_description``. Lists of labels have at least one item,
+    because the labels include one for none, such as ``non_technical``.
 
     A document is cut after 50,000 characters, as in the authors' code.
 

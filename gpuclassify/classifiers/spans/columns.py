@@ -32,7 +32,7 @@ class SpanOptions(TextOptions):
         Output column (list of struct): `start` and `end` in characters of the text, `label` and
         `score` (float32).
     labels : str or list of str
-        Labels of the spans to keep. Default: all.
+        Labels of the spans to keep. Default: all. Columns and filters ignore all other spans.
     min_score : float or dict of str to float
         Minimum score of the spans to keep, for all labels or by label.
     redact : str or callable
@@ -141,9 +141,9 @@ class SpanReport(ReportPart):
 
         The dict is empty if no mapper writes a column of spans. `stages` has the counts of each
         mapper of the job by name; the other arguments are not used. The counts of a column are
-        ``chars`` and ``labelled``, the numbers of characters and of rows that were searched,
-        ``spans``, the number of spans by label, and ``labels``, the number of rows with a span of
-        each label.
+        ``chars`` and ``labelled``, the numbers of characters and of rows that were searched, also
+        if no span was found; ``spans``, the number of spans by label; and ``labels``, the number of
+        rows with a span of each label.
         """
         counts: dict[str, dict[str, Any]] = {}
         for stage in stages.values():
@@ -216,7 +216,7 @@ class SpanHead(Head):
         self.check_labels(*dict(minimum if isinstance(minimum, tuple) else ()))
 
     def check_labels(self, *names: Any) -> None:
-        """Raise ValueError if one of `names` is a label that no span can have."""
+        """Raise ValueError unless each of `names` is a label that spans can have."""
         for name in names:
             if name not in self.labels:
                 raise ValueError(
@@ -274,8 +274,8 @@ class SpanHead(Head):
     def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
         """Collect each text's passed filters, label and spans for a job's report.
 
-        `values` are the texts with their spans. `known` are the texts, the masks of texts that
-        passed each filter (None without filters), and the column of labels or None.
+        `values` are the texts with their spans. `known` are the other arguments of `Head.outcomes`:
+        `texts`, `passed` and `labels`.
         """
         return SpanOutcomes(*known, spans=values.spans)
 

@@ -136,9 +136,9 @@ class MergedSpans(Declared, RowWiseMap):
         return self.map_frame(frame.iloc[:0], self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the string dtype of redacted text, from the dtype of the frame's text column.
+        """Return the dtype of the column of redacted text; None if texts are not redacted.
 
-        None if texts are not redacted.
+        It is the text column's dtype, or the default dtype of texts if that is no string dtype.
         """
         if self.redact is None:
             return None

@@ -52,10 +52,11 @@ def find_emails(text: str) -> Bounds:
 
 
 def _start_of_local(text: str, first: int, at: int) -> int | None:
-    """Return the start of the local part of the address whose ``@`` is at `at`, or None.
+    """Return the start of the local part before the ``@`` at `at`; None if there is no local part.
 
-    It is a word boundary at or after `first`. The end of another address, at `first`, counts as a
-    boundary, because that address may be removed.
+    The local part starts at the first word boundary in the characters that it may have, at or after
+    `first`, the end of the address or ``@`` before. `first` itself counts as a boundary before a
+    letter, digit or underscore, because the address before it may be removed.
     """
     reverse = _LOCAL.match(text[first:at][::-1])
     local = reverse[0][::-1] if reverse else ""
@@ -168,8 +169,8 @@ def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int,
     """Yield the pattern's index in `names`, and start and end (exclusive), of each span in a text.
 
     A span is an e-mail or IP address. Spans are ordered by pattern, as in `PATTERNS`, then by
-    start. A span that overlaps one of an earlier pattern is skipped; patterns not in `names` do not
-    count.
+    start. Only patterns in `names` are searched. A span that overlaps one of an earlier pattern is
+    skipped.
     """
     taken: list[tuple[int, int]] = []
     for name in PATTERNS:
@@ -198,8 +199,9 @@ class PatternSpans(TextMapper[PatternOptions]):
     """Mapper that finds e-mail addresses and public IP addresses by rules, without a model.
 
     The rules are those of datatrove's ``PIIFormatter``, in linear time. Columns
-    are those of `SpanClassifier`. A chain of both runs in one pass, and
-    `merge_spans` joins their spans.
+    are those of `SpanClassifier`, but the column of spans is ``pattern_spans``
+    by default. A chain of both runs in one pass, and `merge_spans` joins their
+    spans.
 
     Examples
     --------

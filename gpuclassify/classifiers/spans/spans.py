@@ -43,8 +43,9 @@ class Spans:
     def of(cls, texts: int, names: Sequence[str], *parts: Sequence[np.ndarray]) -> Spans:
         """Concatenate unsorted spans of several texts, and sort them by text, start and end.
 
-        `texts` is the number of texts. Each of `parts` has the arrays `text_of`, `starts`, `ends`,
-        `labels` and `scores`, in this order. Labels are indices in `names`.
+        `texts` is the number of texts. Each of `parts` has some of the spans, as the arrays
+        `text_of`, `starts`, `ends`, `labels` and `scores`, in this order. `text_of` has indices
+        among all texts, and `labels` indices in `names`.
         """
         kinds = (np.int64, np.int64, np.int64, np.int64, np.float32)
         columns = zip(*parts, strict=True) if parts else [()] * len(kinds)
@@ -121,8 +122,8 @@ class Spans:
     def merged(self, *, touching: bool = False) -> Spans:
         """Merge overlapping spans and, with `touching`, also adjacent ones.
 
-        A merged span extends from the first start to the last end, and has the label and the score
-        of the longest of its spans.
+        A merged span extends from the first start to the last end. It has the label and the score
+        of its longest span, or of the first one if several are equally long.
         """
         if not len(self.starts):
             return self
@@ -182,8 +183,9 @@ class Spans:
         """Return the spans with the highest and the lowest scores by label, for reports.
 
         A span is returned as a list of its score and a line of text in which it is marked. A label
-        has up to `most` spans with the highest scores, and up to `most` with the lowest. Only the
-        most frequent labels have examples.
+        has the `most` spans with the highest scores, and the `most` with the lowest, or all if it
+        has at most twice as many; highest scores first. Keys are the most frequent labels only, at
+        most `MOST_LABELS_WITH_EXAMPLES`.
         """
         counts = np.bincount(self.labels, minlength=len(self.names))
         picked: dict[str, list[list[Any]]] = {}

@@ -35,7 +35,7 @@ class Predictions(NamedTuple):
     text_of: np.ndarray  # index of the text, int64 (tokens,), ascending
     starts: np.ndarray  # first character, int64 (tokens,)
     ends: np.ndarray  # exclusive, int64 (tokens,)
-    labels: np.ndarray  # best label, int64 (tokens,)
+    labels: np.ndarray  # index of the best label, int64 (tokens,)
     scores: np.ndarray  # probability of the label, float32 (tokens,)
 
 

@@ -72,7 +72,7 @@ class TokenRunner(EncoderRunner):
         return self
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key under which the model's batch limits and its outputs are cached.
+        """Return the model's key in the caches of batch limits and of outputs.
 
         The key also says whether the probabilities of all labels are kept, because outputs then
         differ.
@@ -189,11 +189,11 @@ class _WindowedTokens:
         return _trimmed(self._tags.group(tokens), texts, indices)
 
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Return the index of the first token that any window of a text has, and merged outputs.
+        """Return the index of the first token that the model has read of a text, and its outputs.
 
-        The outputs are one row per token, from this token on. `index` is the text's index, and
-        `tokens` its number of tokens, including those not in a window. For a token in two windows,
-        the window with more context counts.
+        The outputs have a row per token read, from this one on. `index` is the text's index, and
+        `tokens` the number of all its tokens, read or not. For a token in two windows, the outputs
+        of the window with more context are taken.
         """
         windows = range(self._firsts[index], self._firsts[index + 1])
         before, cuts_left = self._tokenizer.special_before, self._tokenizer.cuts_left
