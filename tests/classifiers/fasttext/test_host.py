@@ -19,7 +19,7 @@ from gpuclassify import FastTextClassifier
 from gpuclassify.classifiers.fasttext import host
 from gpuclassify.classifiers.fasttext.host import HostClient, HostError
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 
 
 @pytest.fixture
