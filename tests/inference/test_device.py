@@ -15,6 +15,7 @@ from gpuclassify.inference.device import (
     device_lock,
     gpu_settings,
     holding,
+    pick_device,
     process_setting,
     run_in_streams,
     watched,
@@ -375,3 +376,11 @@ def test_products_are_measured_in_a_moment():
     began = time.perf_counter()
     assert all(device._product_seconds(dtype) > 0 for dtype in (torch.float32, torch.bfloat16))
     assert time.perf_counter() - began < 5
+
+
+def test_a_gpu_that_is_not_here_is_refused_by_its_number(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="device='cuda:2', and torch sees 2 CUDA devices here"):
+        pick_device("cuda:2")

@@ -78,6 +78,13 @@ class Several(Choice):
     separator: str = setting(default=", ", kw_only=False, least=0)
     none: str | None = setting(default=None, kw_only=False, least=0)
 
+    def check_together(self) -> None:
+        """Raise ValueError if `ends` is set, because only a `Choice` can end an answer."""
+        if self.ends:
+            raise ValueError(
+                f"ends={list(self.ends)} is for Choice: a list of options ends nothing"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class Free(Declared):

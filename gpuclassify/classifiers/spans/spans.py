@@ -159,7 +159,10 @@ class Spans:
         """
         result = list(texts)
         for index, spans in self.merged().by_text():
-            text, pieces, reached = texts[index] or "", [], 0
+            if (text := texts[index]) is None:  # spans of other mappers may have no text here
+                continue
+            pieces: list[str] = []
+            reached = 0
             for start, end, code in spans:
                 new = replacement(redact, text[start:end], self.names[code])
                 pieces += [text[reached:start], new]

@@ -223,6 +223,8 @@ def test_answers_that_cannot_be_read_are_refused_at_the_call(
 def test_ends_are_labels():
     with pytest.raises(ValueError, match="are none of the labels"):
         Choice(["yes", "no"], ends=["maybe"])
+    with pytest.raises(ValueError, match="ends=\\['yes'\\] is for Choice"):
+        Several(["yes", "no"], ends=["yes"])
 
 
 def test_options_that_are_one_token_to_the_tokenizer_are_refused(tmp_path, never_loads):

@@ -19,6 +19,7 @@ from gpuclassify import (
     compare,
     merge_spans,
 )
+from gpuclassify.classifiers.spans.spans import SPANS
 from gpuclassify.workers.run_context import collected_stats
 from tests.classifiers.spans.test_token_classifiers import (
     HARD,
@@ -77,6 +78,14 @@ def test_outside_spans_a_redacted_text_is_the_same_to_the_byte(spans):
             inside = {n for s in row["spans"] for n in range(s["start"], s["end"])}
             outside = "".join(char for n, char in enumerate(text) if n not in inside)
             assert row["redacted"].replace("\u241f", "") == outside
+
+
+def test_spans_of_a_text_that_is_null_redact_nothing():
+    rows = [[{"start": 0, "end": 1, "label": "PER", "score": 1.0}]] * 2
+    frame = pd.DataFrame({"text": ["ab", None], "spans": pd.array(rows, pd.ArrowDtype(SPANS))})
+    merged = merge_spans(["spans"], redact="[{label}]", redacted_field="clean")(frame)
+    assert merged["clean"].tolist()[0] == "[PER]b"
+    assert pd.isna(merged["clean"].iloc[1])
 
 
 def test_a_function_of_text_and_label_redacts(spans):
