@@ -99,10 +99,11 @@ class Steps:
         return self._report and functools.partial(self._report, name)
 
     def check_workers(self, mappers: Iterable[PartitionMap], backend: str) -> None:
-        """Raise PreflightError if the client's workers cannot run these mappers.
+        """Raise PreflightError unless the client's workers can run these mappers.
 
-        `backend` is the library of the frames, "pandas" or "cudf". Without a client, nothing is
-        checked.
+        They must have the client's versions of packages, and run the mappers' models. No two may
+        use one GPU if a model or `backend`, the library of the frames ("pandas" or "cudf"), uses
+        GPUs. Missing GPUs are not looked for. Without a client, nothing is checked.
         """
         if self.client is not None:
             check_cluster(self.client, mappers, backend)

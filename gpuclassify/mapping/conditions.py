@@ -427,10 +427,11 @@ def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int)
 
 
 def _alike(*values: Value) -> tuple[Value, ...]:
-    """Convert arrays and constants of numbers to one type, to calculate or compare with them.
+    """Convert arrays and constants of numbers, to calculate or compare with them.
 
     With a float, all become float64, or float32 if all arrays are float32 and its range holds the
-    constants. Without one, integers stay, and integers with decimals become decimals.
+    constants. Otherwise, integers stay; beside a decimal, all become decimals of `DIGITS` digits,
+    each with its own scale.
     """
     if any(pa.types.is_floating(value.type) for value in values):
         arrays = {value.type for value in values if isinstance(value, pa.Array)}

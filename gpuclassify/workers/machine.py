@@ -144,9 +144,10 @@ class LoadMeter:
         self._other_seconds, self._began = other_core_seconds(), time.perf_counter()
 
     def read(self) -> CpuLoad:
-        """Return the load of the cores since this object was made.
+        """Return the load of the cores by other processes since this object was made.
 
-        Only the load average in the result is from the time before that.
+        CPU time of this process and its children does not count. The load average in the result is
+        from the time before.
         """
         cores, seconds = os.cpu_count() or 1, time.perf_counter() - self._began
         other = (other_core_seconds() - self._other_seconds) / seconds

@@ -468,7 +468,11 @@ class _Ask:
 
 
 class ChoiceRunner(PromptRunner):
-    """Runner that asks a decoder about each row, and computes answers from the options' logits."""
+    """Runner that asks a decoder about each row.
+
+    Choices are computed from the logits of their options. Fields of free text are decoded greedily,
+    and so is the further answer that `keep_raw` keeps.
+    """
 
     def columns_of(self, text: str) -> tuple[str, ...]:
         """Return the texts of the prompt's columns, in the order of the prompt, for a row's `text`.
@@ -747,9 +751,10 @@ def _shares(values: np.ndarray) -> np.ndarray:
 class PromptClassifier(TextMapper[PromptOptions]):
     """Classifier that asks a language model about every row, and reads the answer from logits.
 
-    The model reads a question with the row's columns, and does not generate: at each choice, the
-    softmax over the possible next tokens gives the probability of every option. So each row has a
-    valid answer. The common prefix of all prompts is run once per process.
+    The model reads a question with the row's columns. Choices are not generated: the softmax over
+    the possible next tokens gives the probability of every option, so each row has a valid answer.
+    Only fields of free text and `keep_raw` decode token by token. The common prefix of all prompts
+    is run once per process.
 
     Examples
     --------

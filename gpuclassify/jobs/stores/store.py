@@ -363,9 +363,10 @@ class Store:
         `levels` are regular expressions for the names directly in `root`, in its subfolders, and so
         on. Files above the last of these levels are skipped; below it, all names match. Names that
         begin with a dot or an underscore are metadata, and are skipped. Links are followed last, so
-        that real folders and files come first. No folder is listed twice, which ends cycles of
-        links. An empty folder is an entry of type "directory", and a local folder that cannot be
-        listed is an entry with a `problem`.
+        that real folders and files come first. No folder is listed twice with the same remaining
+        `levels`, which ends cycles of links, but a link may yield a file again. An empty subfolder
+        is an entry of type "directory", and a local folder that cannot be listed is an entry with a
+        `problem`. Raises FileNotFoundError if `root` does not exist.
         """
         root = self.root if root is None else root
         waiting = deque([(root, levels, "")])
