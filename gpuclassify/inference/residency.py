@@ -50,8 +50,10 @@ class Residency(Generic[Model]):
         """Yield the model of `key`, and keep it from being evicted during the ``with`` block.
 
         A key is a tuple such as (identity, device, precision). A model that is not in the cache is
-        loaded by ``load()``, after idle models are evicted while ``needed_bytes()`` exceeds
-        ``free_bytes()``.
+        loaded by ``load()``. Before, idle models are evicted, least recently used first, until
+        ``free_bytes()`` reaches the result of ``needed_bytes()``, which is called once. If
+        ``load()`` runs out of memory, all idle models are evicted, and it is called again if there
+        were any.
         """
         resident = self._acquire(key)
         if resident is None:

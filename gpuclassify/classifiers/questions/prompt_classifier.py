@@ -660,7 +660,8 @@ class AnswerHead(CategoryHead):
     def certainties(self, values: np.ndarray) -> np.ndarray:
         """Return the probability of the first field's value in each text's answer, float (texts,).
 
-        The value is a label, a list of labels or a free text. Used to sort examples in reports.
+        `values` are `Answer` objects (texts,), or probabilities of labels, float32 (texts, labels).
+        The field may be a label, a list of labels or a free text. Used to sort examples in reports.
         """
         if self._has_label:
             return super().certainties(_shares(values))

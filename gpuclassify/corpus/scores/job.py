@@ -196,8 +196,8 @@ class AssignBuckets(Pipeline):
         `steps` runs and stores these intermediate results. With `is_done`, all documents of `job`
         are already written with their buckets. Returns the source (the files to read scored
         documents from) and the edges, or None if `is_done` and the edges are saved. Results of an
-        earlier run are used again. Raises ValueError if `is_done`, and the saved edges are missing
-        or damaged, but the scores that classifiers wrote are removed.
+        earlier run are used again. Raises ValueError if `is_done`, the saved edges are missing or
+        damaged, and the job has classifiers, whose scores are removed when a job ends.
         """
         edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:
