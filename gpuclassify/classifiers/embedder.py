@@ -126,7 +126,10 @@ class EmbeddingModel(PinnedModel):
 
 
 class EmbeddingHead(Head):
-    """Head that converts a model's outputs to a column of embeddings, normalized and truncated."""
+    """Head that converts a model's outputs to a column of embeddings.
+
+    They are normalized and truncated only if the settings or the model's files ask for it.
+    """
 
     def fields(self) -> list[pa.Field]:
         """Return the Arrow field of the column of embeddings, in a list."""
@@ -156,9 +159,10 @@ class EmbeddingHead(Head):
         return _unit(kept) if sentence.normalizes_cut else kept
 
     def columns(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the column of embeddings by its name, from float32 (texts, dimensions).
+        """Return the column of embeddings by its name, normalized, truncated and cast as set.
 
-        Raises OverflowError if the column is float16 and a number is too large for it.
+        `values` are float32 (texts, dimensions). Raises OverflowError if the column is float16 and
+        a number is too large for it.
         """
         # Normalize again, because the mean of several windows is shorter.
         vectors = self.cut(self.activate(values))

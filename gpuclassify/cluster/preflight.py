@@ -56,7 +56,8 @@ class MisfitError(RuntimeError):
 class Probe(Protocol):
     """Protocol of a trial of a job's work, such as loading the job's model.
 
-    Before a job starts, `check_workers` sends the trial to each worker.
+    Before a job starts, `check_workers` calls `fetch` on one worker of each machine, then `run` on
+    every worker.
     """
 
     def fetch(self) -> None:

@@ -310,10 +310,11 @@ class KeptCluster(SLURMCluster):
         self.refusal = ""
 
     def submit(self, jobs: int) -> None:
-        """Submit this number of Slurm jobs, and replace ended jobs until the cluster closes.
+        """Submit this number of Slurm jobs, each with one or more workers; replace ended jobs.
 
-        The job is first tried as a dry run. Raises RuntimeError if sbatch is missing, or Slurm
-        refuses a job.
+        That stops when the cluster closes, also because jobs keep ending without a worker. The job
+        is first tried as a dry run. Raises RuntimeError if sbatch is missing, or Slurm refuses a
+        job.
         """
         _try_out(self.job_script())
         for _ in range(jobs):

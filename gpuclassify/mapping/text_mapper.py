@@ -354,9 +354,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return kept
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Return one chain that runs `earlier`, then this mapper, in one task per partition.
+        """Return a chain: a mapper that runs `earlier`, then this one, in one task per partition.
 
-        Mappers in a chain share the tokens of texts and equal leading layers.
+        Mappers in a chain share the tokens of texts; models with equal leading layers run these
+        once.
         """
         from gpuclassify.mapping.chain import joined
 

@@ -213,7 +213,11 @@ def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
 
 
 def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
-    """Return the prefix of the backbone's tensor names, and the shapes of the head's tensors."""
+    """Compute the prefix of the backbone's tensor names, and the shapes of the head's tensors.
+
+    Both are what the configuration requires; no weights are read. A pooler belongs to the head. An
+    embedding model has neither a prefix ("") nor a head ({}).
+    """
     width, kind = checkpoint.sizes["hidden_size"], checkpoint.sizes["model_type"]
     prefix, layers = _PREFIXES[kind], {"classifier": checkpoint.output_count}
     if checkpoint.layout == LINEAR_HEAD:

@@ -146,8 +146,8 @@ class _PublicNames(ABCMeta):
 class Public(metaclass=_PublicNames):
     """Base class that shows only public names in dir(), help() and tab completion.
 
-    These are `public_names`, members of subclasses outside this package, and attributes
-    of an object.
+    These are `public_names`, members that subclasses outside this package define, and
+    attributes of an object, but for names that begin with "_". Others stay accessible.
     """
 
     public_names: ClassVar[tuple[str, ...]] = ()

@@ -86,10 +86,10 @@ def running_sum(values: np.ndarray) -> np.ndarray:
 
 
 class Splitter:
-    """Splitter of texts into words and sentences, by spaCy's rules for a language. Thread-safe.
+    """Splitter of texts into words, and counter of sentences, by spaCy's rules. Thread-safe.
 
-    Texts are split at white space into chunks, whose tokens are remembered. This saves time, and
-    does not change results. `language` is one of `LANGUAGES`.
+    `language` is one of `LANGUAGES`. Texts are split at white space into chunks, whose tokens are
+    remembered, up to a limit. This saves time, and does not change results.
     """
 
     def __init__(self, language: str) -> None:

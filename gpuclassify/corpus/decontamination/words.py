@@ -148,8 +148,9 @@ def read_words(data, table, room):
 
 @compiled
 def ngram_key(sums, first, width, power):
-    """Return the hash of an n-gram of `width` words that begins with the word of index `first`.
+    """Return the hash (uint64) of the `width` words from index `first` on, in constant time.
 
+    It is a polynomial hash of the words' hashes modulo 2**64, plus `width`, mixed by `murmur64`.
     `sums` are the prefix sums of the words' hashes from `read_words`, and `power` is
     ``power_of(width)``.
     """

@@ -284,12 +284,12 @@ def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.Dat
 def to_clusters(
     embeddings: pd.DataFrame, centroids: pd.DataFrame, threshold: float
 ) -> pd.DataFrame:
-    """Add the cluster of each embedding, and whether it is near the cluster's border.
+    """Add each embedding's cluster, by the nearest centroid, and whether it is near the border.
 
-    `embeddings` are results of `embedding_frame`, and `centroids` of `find_centroids`. New columns
-    are ``key`` (int64, equal within a cluster and value of `by`) and ``near_border`` (bool: whether
-    near-duplicates at `threshold` may be in another cluster). The columns ``number`` and ``within``
-    are dropped.
+    `embeddings` are results of `embedding_frame`, and `centroids` of `find_centroids`. `threshold`
+    is the least cosine of near-duplicates. New columns are ``key`` (int64, equal for one cluster
+    and one value of the setting `by`) and ``near_border`` (bool: whether near-duplicates are likely
+    to be in the next cluster, an estimate). The columns ``number`` and ``within`` are dropped.
     """
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
     clusters, _, borders = assign(vectors, centres)

@@ -155,8 +155,10 @@ class Draw:
     def weigh(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
         """Return the first `n` rows of each stratum, with weights in the column `weight_field`.
 
-        A weight is the number of rows of the dataset that the row represents, float64. Rows are
-        sorted by partition and their identity in it.
+        `n` is the draw's. `candidates` have up to ``n + 1`` rows of each stratum, in random order.
+        A weight (float64) is one over the row's probability to be drawn: rows of the stratum over
+        rows drawn or, with `near`, a number of the row, at least 1. Rows are sorted by partition
+        and their identity in it.
         """
         rows, counts = candidates.rows, candidates.counts
         strata = rows.groupby(STRATUM, sort=False)

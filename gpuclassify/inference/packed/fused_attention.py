@@ -394,7 +394,9 @@ def _attend(
 
 
 def _text_blocks(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Divide packed tokens into blocks, and find the key blocks of each query block.
+    """Divide packed tokens into blocks of `BLOCK_TOKENS`, and find each query block's key blocks.
+
+    These are all blocks with tokens of a text that the query block has tokens of.
 
     Parameters
     ----------
@@ -404,7 +406,7 @@ def _text_blocks(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     Returns
     -------
     numbers : ndarray of int32, shape (padded tokens,)
-        Index of each token's text. Padding of the last block is a text of its own.
+        Index of each token's text. Padding at the end is a text of its own.
     counts : ndarray of int32, shape (1, 1, blocks)
         Number of key blocks for each query block.
     blocks : ndarray of int32, shape (1, 1, blocks, blocks)

@@ -70,7 +70,7 @@ class FileSource:
 
     @property
     def options_name(self) -> str:
-        """Name of the storage options in the memory of workers; it has no secrets."""
+        """Name under which workers keep the storage options in memory; it has no secrets."""
         return name_of_options(f"input {self.reader}", self.storage_options)
 
     @property

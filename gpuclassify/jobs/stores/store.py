@@ -113,7 +113,8 @@ class WatchedFile:
         """Read `length` bytes, or the rest of the file; complete short answers by further reads.
 
         A store may answer with fewer bytes than asked for, also in the middle of a file, and
-        fsspec returns them as if the file ended there.
+        fsspec returns them as if the file ended there. Raises CutShortError if the file ends before
+        its known size. If its size is unknown, short answers are returned as they are.
         """
         pieces, begin = [self._call(self._file.read, length)], self._file.tell()
         if self._size is not None:
