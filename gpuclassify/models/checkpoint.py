@@ -363,7 +363,7 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     by_id = {int(i): str(label) for i, label in pairs}
     if sorted(by_id) != list(range(len(pairs))):
         raise CheckpointError(
-            f"id2label of {name} has ids {sorted(str(i) for i, _ in pairs)}: they must run from 0 "
+            f"id2label of {name} has ids {sorted(int(i) for i, _ in pairs)}: they must run from 0 "
             f"to {len(pairs) - 1}"
         )
     return tuple(by_id[i] for i in range(len(by_id)))

@@ -160,5 +160,5 @@ def test_edges_of_before_annotate_new_files_alone(crawl, tmp_path):
 
 def test_classifiers_come_before_buckets(crawl, tmp_path):
     stages = [reader(crawl), lambda frame: frame, AnnotationWriter(str(tmp_path / "notes"))]
-    with pytest.raises(ValueError, match="annotate it by the classifiers first"):
+    with pytest.raises(ValueError, match="annotate the input with them first"):
         run(AssignBuckets(stages, "score"))

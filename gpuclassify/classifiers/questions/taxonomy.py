@@ -286,6 +286,7 @@ class PropellaClassifier(PromptClassifier):
     licence = "Apache-2.0"
     cite = "arXiv:2602.12414"
     is_gated = False
+    published_labels = PROPELLA["content_integrity"]
     defaults = {
         "model": "ellamind/propella-1-0.6b",
         "system": _propella_system(),
