@@ -20,7 +20,7 @@ from gpuclassify import (
     read_files,
 )
 from gpuclassify.commands.cli import main
-from gpuclassify.corpus.decontamination.report import ContaminationReport
+from gpuclassify.corpus.decontamination.report import ContaminationReport, appendix
 from gpuclassify.jobs.ledger.records import JobChangedError, sealed, unsealed
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.stores.opening import open_store
@@ -255,3 +255,17 @@ def test_files_without_rows_are_no_corpus_and_no_items(corpus, tmp_path):
     reader = JsonlReader("evals/a.jsonl")
     clean = Decontaminate(against=AGAINST, text_field="question")
     assert DecontaminateFiles([reader, clean, ParquetWriter("out")]).run().rows_read == 22
+
+
+@pytest.mark.parametrize(
+    ("least", "said"),
+    [
+        (5, "Items of 5 to 7 words had to occur as a whole"),
+        (8, "Items of fewer words were left out"),
+    ],
+)
+def test_the_appendix_says_which_items_are_compared_as_a_whole(least, said):
+    settings = {"ngram": 8, "min_words": least, "max_items": 10, "threshold": 0.125}
+    found = {"settings": settings, "benchmarks": {}, "documents": 1, "rows": 8}
+    text = appendix(found)
+    assert said in text and "at least 12.5% of the n-grams" in text

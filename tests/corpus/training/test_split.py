@@ -1,5 +1,7 @@
 """Parts: no group in two of them, equal shares of each stratum, the same ones for a seed."""
 
+import itertools
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuclassify.corpus.training.split import PARTS, SHARES, folds, join_groups, refuse_small, split
+from gpuclassify.corpus.training.tasks import _in_order
 
 
 @given(
@@ -135,3 +138,8 @@ def test_an_error_page_joins_no_groups_but_copies_do():
     found, left = join_groups(groups, texts)
     assert left == 1
     assert np.bincount(found).max() == 18
+
+
+def test_labels_that_are_one_number_have_an_order():
+    orders = {_in_order(set(labels)) for labels in itertools.permutations(["1", "01", "2", "001"])}
+    assert orders == {("001", "01", "1", "2")}
