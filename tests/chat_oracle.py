@@ -129,18 +129,11 @@ class ChatOracle:
         return values + [None] * missing, shares + [math.nan] * missing
 
     def _after(self, number, context):
-        """Tokens that may follow a field whose text `context` ends with."""
-        if number + 1 == len(self._fields):
-            following = [self._literals[-1]]
-        else:
-            following = [self._literals[number + 1] + text for text in self._all_texts(number + 1)]
-        if following == [""]:
-            return {self.tokenizer.eos_token_id}
-        length = len(self.ids(context))
-        return {self.ids(context + text)[length] for text in following}
+        """First tokens of what may follow a field whose text `context` ends with."""
+        return {row[0] for row in self._rows_after(number, context)}
 
     def _rows_after(self, number, context):
-        """Tokens that follow a field whose text `context` ends with, as far as all texts agree."""
+        """Rows of tokens that may follow a field whose text `context` ends with."""
         if number + 1 == len(self._fields):
             following = [self._literals[-1]]
         else:
@@ -148,10 +141,7 @@ class ChatOracle:
         if following == [""]:
             return [(self.tokenizer.eos_token_id,)]
         length = len(self.ids(context))
-        rows = [tuple(self.ids(context + text)[length:]) for text in following]
-        agree = itertools.takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
-        shared = tuple(column[0] for column in agree)
-        return [shared] if shared else sorted({row[:1] for row in rows})
+        return [tuple(self.ids(context + text)[length:]) for text in following]
 
     def _all_texts(self, number):
         kind, *rest = self._fields[number]
@@ -167,6 +157,16 @@ class ChatOracle:
             if any(one[: len(row)] == row and one != row for one in rows) else [row]
             for n, row in enumerate(rows)
         ]  # fmt: skip
+
+    def _told_from(self, rows, others):
+        """`others` as far as each is needed to know that it is none of `rows`."""
+
+        def is_open(start):
+            return any(row[: len(start)] == start and len(row) > len(start) for row in rows)
+
+        return sorted(
+            {next((o[:n] for n in range(1, len(o)) if not is_open(o[:n])), o) for o in others}
+        )
 
     def _choice(self, number, ids, context, options, ends):
         owners = [label for label, several in options.items() for _ in several]
@@ -203,7 +203,7 @@ class ChatOracle:
             )
             told = self._told(rows, follow)
             if chosen:  # the list may end here
-                told.append(self._rows_after(number, context))
+                told.append(self._told_from(rows, self._rows_after(number, context)))
             shares = self.shares(ids, told)
             best = max(range(len(told)), key=shares.__getitem__)
             product *= shares[best]

@@ -271,6 +271,8 @@ class _Node:
         self.option: int | None = None
         self.tokens: Tokens = ()  # tokens of the option, without its end marker
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
+        # Whether an option's probability is a sum over several nodes, so that all are needed.
+        self.has_split_option = False
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
         """Add an option's ids; return False if they equal or begin another option's, or vice versa.
@@ -425,7 +427,8 @@ class AnswerReader:
             rest = tuple(label for label in field.labels if label not in labels)
             tree = self._tree(number, previous, rest, is_first=not labels)
             texts = [(label, text) for label in rest for text in spelt[label]]
-            shares, tokens = yield from _explore(tree, known, path, len(texts) + 1, False)
+            needs_all = tree.has_split_option
+            shares, tokens = yield from _explore(tree, known, path, len(texts) + 1, needs_all)
             best = int(shares.argmax())
             total *= float(shares[best])
             if best == len(texts):
@@ -563,10 +566,14 @@ class AnswerReader:
         """
         root = _Node()
         beginnings = {tokens[:n] for tokens, *_ in ways for n in range(len(tokens))}
+        # An item's separator may begin with the same tokens as an end, such as a quotation mark.
+        ends = {
+            end[: next((n for n in range(1, len(end)) if end[:n] not in beginnings), len(end))]
+            for end in ends
+        }
         for end in ends:
-            # An item's separator may begin with the same tokens, such as a quotation mark.
-            length = next((n for n in range(1, len(end)) if end[:n] not in beginnings), len(end))
-            root.add(end[:length], 0, len(ways))
+            root.add(end, 0, len(ways))
+        root.has_split_option = len({end[:-1] for end in ends}) > 1
         for option, (tokens, text, after) in enumerate(ways):
             # If another option continues this one, the next tokens distinguish both.
             sequences = (
@@ -601,11 +608,7 @@ class AnswerReader:
 
     def _after_field(self, number: int, text: str) -> Collection[int]:
         """Return the token ids that can come next if field `number` ends with `text`."""
-        literal = self.form.literals[number + 1]
-        if number + 1 == len(self.form.fields):
-            return {self._sequence(text, literal)[0]} if literal else self._end_ids
-        texts = self._texts_of(number + 1)
-        return {self._sequence(text, following)[0] for following in texts if following}
+        return {tokens[0] for tokens in self._sequences_after(number, text)}
 
     def _sequences_after(self, number: int, text: str) -> frozenset[Tokens]:
         """Return the sequences of token ids that can follow field `number` if it ends with `text`.

@@ -96,6 +96,9 @@ FORMS = {
     "a separator that also follows the list": (
         "{harms}, and {kind}", {"harms": Several(HARMS), "kind": ["good", "bad"]},
     ),
+    "what follows a list begins as its separator or not": (
+        "{harms}{kind}", {"harms": Several(HARMS), "kind": ["; no", ", yes", ", not", " end"]},
+    ),
     "a list of free texts": (
         "{kind}: {names}",
         {"kind": ["good", "bad"], "names": Free(12, stop="\n", separator="e")},
@@ -109,6 +112,7 @@ WITH_COMMAS = {
     "json",
     "lists of json",
     "a separator that also follows the list",
+    "what follows a list begins as its separator or not",
 }  # which the tokens of Gemma's copy cross
 
 
