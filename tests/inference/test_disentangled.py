@@ -530,6 +530,9 @@ def test_the_fastest_kernel_of_a_gpu_is_kept(monkeypatch, tmp_path, fastest):
     assert found == [fastest] * 3
     known = () if fastest is None else (fastest,)
     assert calls == [(KERNELS[2], False), (KERNELS[2], False), (known, True)]
+    fused_attention._fastest_kernel(None, (*key[:3], 48, *key[4:]))  # no power of two
+    flex = tuple(kernel for kernel in KERNELS[2] if not kernel.is_own)
+    assert calls[-1] == (flex, False) != (KERNELS[2], False)
     monkeypatch.setitem(KERNELS, 2, KERNELS[2][:1])  # a release with other candidates
     fused_attention._fastest_kernel(None, key)
     assert calls[-1] == (KERNELS[2], False)

@@ -170,7 +170,9 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
     if device.type != "cuda":
         return _try_kernels(encoder, key, [Kernel()], is_known=False)[0]
     memory, triton = CudaMemory(device), installed_versions("triton").get("triton", "")
-    candidates = KERNELS[dtype.itemsize]
+    _, size, *_ = shape
+    is_power = size >= 16 and not size & size - 1  # what Triton's tiles and products need
+    candidates = [one for one in KERNELS[dtype.itemsize] if is_power or not one.is_own]
     about = {"kernel": str(shape), "precision": str(dtype), "triton": triton}
     about["candidates"] = str(candidates)  # later releases may have others
     file = MeasurementFile({**about, **machine(memory.name, memory.total_bytes)})
