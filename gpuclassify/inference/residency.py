@@ -86,9 +86,9 @@ class Residency(Generic[Model]):
     def evict(
         self, may_drop: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
     ) -> int:
-        """Drop idle models for which ``may_drop(key)`` is true, and return their number.
+        """Drop idle models, least recently used first, and return their number.
 
-        The least recently used are dropped first, at most `most` models (None: no limit).
+        Only models where ``may_drop(key)`` is true are dropped, at most `most` (None: no limit).
         """
         with self._lock:
             idle = [k for k, r in self._residents.items() if not r.leases and may_drop(k)]

@@ -204,7 +204,7 @@ class PartitionMap(Public):
         """
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return what `map_frame` needs to know of dtypes and cannot see in one partition, or None.
+        """Return dtypes that `map_frame` needs but cannot derive from one partition, or None.
 
         `frame` is Dask's empty meta of the input. The result, such as the string dtype for new
         columns, is passed to `map_frame` for every partition.

@@ -183,9 +183,9 @@ class FileSource:
 class FrameSource:
     """Source of a job that reads a Dask frame, whose partitions are the parts.
 
-    The frame is optimised once, because optimising may change its partitions. If an `identity` is
-    passed, it identifies the input in place of the frame's key. The frame is then only simplified,
-    which keeps its partitions.
+    The frame is optimised once, because optimising may change its partitions. `identity` is a
+    dict that identifies the input; None means the frame's key. With an `identity`, the frame is
+    only simplified, which keeps its partitions.
     """
 
     has_index = True

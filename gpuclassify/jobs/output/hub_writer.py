@@ -553,7 +553,7 @@ def _commit(
     columns: pa.Schema | None,
     section: str,
 ) -> str:
-    """Make the split's files those of this job, in one commit; return its hash.
+    """Replace the split's files by this job's files in one commit; return the commit's hash.
 
     `additions` are huggingface_hub's operations for files that the Hub lacks; `digests` has the
     Hub's digests of the job's files by path. Other files of the split are removed. The card is
