@@ -344,7 +344,8 @@ class EncoderRunner(NetworkRunner):
                     dtype = torch.float32 if wider == dtype else wider
                     _WIDER_DTYPES[key] = dtype
                     name = str(dtype).removeprefix("torch.")
-                    logger.warning("%s runs in %s: %s", self.options.model, name, err)
+                    # Log the text, since a kept record of the error would keep the model.
+                    logger.warning("%s runs in %s: %s", self.options.model, name, str(err))
             yield model
 
     def _lease(

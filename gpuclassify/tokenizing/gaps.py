@@ -434,9 +434,9 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class WordCache:
     """Tokenizer that caches the token ids of words, for all threads of the process.
 
-    Texts are cut into words where that cannot change tokens, and if it is faster. The cache needs
-    no lock, because concurrent threads compute equal entries. It has two halves: a word
-    found in the older half moves to the younger one, and when that is full, the older half is
+    Texts are cut into words where that cannot change tokens, and if it is faster. Words are looked
+    up without a lock, because concurrent threads compute equal entries. The cache has two halves: a
+    word found in the older half moves to the younger one, and when that is full, the older half is
     dropped. So recurring words stay.
     """
 
@@ -448,6 +448,7 @@ class WordCache:
         self._younger: dict[str, bytes] = {}
         self._older: dict[str, bytes] = {}
         self._younger_bytes = 0
+        self._keeping = threading.Lock()  # held while the halves change
         self._pays = False  # whether texts are cut
         self._whole_bytes = 0  # bytes of uncut texts until cutting is tried again
         self._cut_bytes = 0
@@ -574,11 +575,13 @@ class WordCache:
     def _keep(self, numbers: list[int], words: list[str], rows: list[bytes]) -> None:
         for start in range(0, len(numbers), _KEPT_AT_ONCE):
             kept = {words[n]: rows[n] for n in numbers[start : start + _KEPT_AT_ONCE]}
-            self._younger.update(kept)
             sizes = map(sys.getsizeof, itertools.chain(kept, kept.values()))
-            self._younger_bytes += sum(sizes) + _ENTRY_BYTES * len(kept)
-            if 2 * self._younger_bytes > CACHE_BYTES:
-                self._younger, self._older, self._younger_bytes = {}, self._younger, 0
+            size = sum(sizes) + _ENTRY_BYTES * len(kept)
+            with self._keeping:
+                self._younger.update(kept)
+                self._younger_bytes += size
+                if 2 * self._younger_bytes > CACHE_BYTES:
+                    self._younger, self._older, self._younger_bytes = {}, self._younger, 0
 
 
 def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:

@@ -78,8 +78,9 @@ class HostClient:
         try:
             return self._ask(texts, k)
         except (EOFError, OSError) as err:
+            # Log the text, since a kept record of the error would keep this object's connections.
             logger.warning(
-                "the process that held %s is gone, and started again: %r", self.path, err
+                "the process that held %s is gone, and started again: %s", self.path, repr(err)
             )
             self._idle.clear()
         try:

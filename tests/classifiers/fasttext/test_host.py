@@ -100,6 +100,18 @@ def test_a_killed_child_or_host_is_started_again(model, caplog):
     wait_for(lambda: not processes(model))
 
 
+def test_a_kept_log_record_does_not_keep_the_host(model, caplog):
+    own = HostClient(model, "r")
+    expected = own.predict(["buy"], 1)
+    own._idle[0].poll = lambda: False  # as if its other end had not been closed yet
+    processes(model)[-1].kill()
+    wait_for(lambda: len(processes(model)) == 1)
+    np.testing.assert_array_equal(own.predict(["buy"], 1), expected)
+    assert "started again" in caplog.text
+    del own
+    wait_for(lambda: not processes(model))
+
+
 def test_a_child_that_ends_each_time_it_is_asked_is_an_error(model, monkeypatch, caplog):
     own = HostClient(model, "r")
 
