@@ -103,19 +103,20 @@ class TaskSpec:
 
     @property
     def part_backend(self) -> str:
-        """Library of the frames that the stages get: "cudf" only if some stage uses such frames.
+        """Library of the frames that parts of files are read into: "pandas" or "cudf".
 
-        Stages that read only texts tokenize on the host, and would copy them back from the GPU.
+        It is `backend`, but "pandas" if there is no `before`, and all stages before the first that
+        moves frames run models: these tokenize on the host, and would copy texts from the GPU.
         """
         first = itertools.takewhile(lambda stage: not stage.moves_frames, self.chain.mappers)
         reads_texts = self.before is None and all(stage.text_mappers() for stage in first)
         return "pandas" if reads_texts else self.backend
 
     def split_filters(self) -> tuple[CountedSelect | None, TaskSpec]:
-        """Split off the row filters among the first stages, which readers can apply.
+        """Split off the first stages, as long as they only drop rows; readers can apply these.
 
         Returns the filters, None if there are none, and the settings with the remaining stages.
-        With `source_field`, nothing is split off, because the rows that they drop are counted.
+        With `source_field`, nothing is split off, because the rows that filters drop are counted.
         """
         filters: list[RowFilter] = []
         for mapper in self.chain.mappers:
@@ -155,7 +156,7 @@ class CountedSelect:
         self._filters, self._lock = filters, threading.Lock()
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return a mask of the rows that all filters keep, bool (rows,)."""
+        """Return a mask of the rows that all filters keep, bool (rows,), and add to `counts`."""
         kept = np.ones(len(columns), dtype=bool)
         with run_context(stages=StageCounts()) as context:
             for row_filter in self._filters:
@@ -174,7 +175,7 @@ class PartRead:
     spec: TaskSpec
     frame: Frame
     source: dict[str, Any]  # see `Record`
-    counted: Frame | pa.Table  # the same rows in host memory, for counting
+    counted: Frame | pa.Table  # the same rows, for counting; in host memory if read from files
     rows: int  # rows read, including those that filters dropped
     problems: list[Problem] = field(default_factory=list)
     first_stages: dict[str, Any] = field(default_factory=dict)  # counts of filters while reading
@@ -189,10 +190,11 @@ def run_part(
     """Read one part of the input files, map it, and publish it as the file `name`.
 
     `number` is the part's number, and `packed` are the settings of the job's tasks, from
-    `TaskSpec.pack`. Returns the record of the part, also if an earlier attempt has written it.
-    `files` has each of the part's input files as it was when the job began; None is not checked,
-    and nothing is if it is empty. Raises ChangedInputError if one has changed, and JobChangedError
-    if another run has started over in the output.
+    `TaskSpec.pack`. Returns the record of the part; if an earlier attempt has written the part,
+    returns that record and reads nothing. `files` has each of the part's input files as it was when
+    the job began. A file that is None is not checked for changes, and no file is if `files` is
+    empty. Raises ChangedInputError if one has changed, and JobChangedError if another run has
+    started over in the output. Errors get a note that names the part.
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {posixpath.basename(name)} of {part}", name, spec):
@@ -207,7 +209,7 @@ def _read(
 
     The result has the settings `spec` without the applied stages. `number` and `name` are the
     part's number and output file. `files` has its input files, which must not have changed since
-    the job began; None is not checked.
+    the job began; a file that is None is not checked, and no file is if `files` is empty.
     """
     started = time.perf_counter()
     assert spec.input_schema is not None
@@ -242,7 +244,9 @@ def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record
     """Map one partition of a Dask frame, and publish it as the file `name`.
 
     `number` is the partition's number, and `packed` are the settings of the job's tasks, from
-    `TaskSpec.pack`. Returns the record of the part, also if an earlier attempt has written it.
+    `TaskSpec.pack`. Returns the record of the part; if an earlier attempt has written the part,
+    returns that record and maps nothing. Raises JobChangedError if another run has started over in
+    the output. Errors get a note that names the partition.
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {posixpath.basename(name)} of partition {number}", name, spec):
@@ -270,7 +274,11 @@ def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
 
 
 def _run(part: PartRead) -> Record:
-    """Map a part's rows, and publish its file and record; return the record."""
+    """Map a part's rows, and publish its file, quarantine file and record; return the record.
+
+    If another attempt has published the part meanwhile, returns the record of that attempt. Raises
+    JobChangedError if another run has started over in the output.
+    """
     started, spec, name, frame = time.perf_counter(), part.spec, part.name, part.frame
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
@@ -323,18 +331,31 @@ def join_parts(
 ) -> list[Record]:
     """Publish the parts in the files `names` as one file, and then remove them; return the records.
 
-    The parts are neighbours, and `count` is the number of all parts of the job. If columns have no
-    common type, there are several files. Raises ValueError if a file is damaged, and
-    JobChangedError if another run has started over in the output.
+    The parts are neighbours, and `count` is the number of all parts of the job. Their records are
+    removed, too. If columns have no common type, there are several files. If another client has
+    joined the parts, returns the records that it made, without damaged ones. Raises ValueError if a
+    file of a part or its record is damaged, and JobChangedError if another run has started over in
+    the output.
     """
     key, first, last = str(key_in(names[0])), part_number(names[0]), part_number(names[-1])
     name = joined_name(first, last, count, key, encoding.suffix)
+
+    def join_halves() -> list[Record]:
+        half = len(names) // 2
+        halves = (names[:half], names[half:])
+        return [r for part in halves for r in join_parts(directory, part, count, encoding)]
+
     try:
         parts = [parse_record(directory.read(record_path(part))) for part in names]
         contents = [directory.read(part) for part in names]
     except FileNotFoundError:
         check_current(directory, key)
-        record = complete(directory, name, encoding)  # another client has joined them
+        try:
+            record = complete(directory, name, encoding)  # another client has joined them
+        except FileNotFoundError:
+            if len(names) == 1:
+                raise
+            return join_halves()  # that client has found no common type
         return [] if record is None else [record]
     records = [record for record in parts if record is not None]
     digests = [hashlib.sha256(content).hexdigest() for content in contents]
@@ -346,9 +367,7 @@ def join_parts(
     try:
         content = contents[0] if len(contents) == 1 else encoding.join(contents)
     except (pa.ArrowException, ArithmeticError):
-        half = len(names) // 2
-        halves = (names[:half], names[half:])
-        return [r for part in halves for r in join_parts(directory, part, count, encoding)]
+        return join_halves()
     record = Record(
         name=name,
         source={},
@@ -366,7 +385,11 @@ def join_parts(
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:
-    """Return the record of the part in the file `name`, if an earlier attempt has written it."""
+    """Return the record of the part in the file `name`; None if no attempt has written it.
+
+    Also returns None if the record is damaged. Raises JobChangedError if another run has started
+    over in the output.
+    """
     directory = spec.directory
     if not is_published(directory, name, spec.encoding):
         return None
@@ -379,7 +402,9 @@ def _map_rows(
 ) -> tuple[pa.Table, list[Problem], StageCounts]:
     """Run the stages on a part's rows; return a table, problems of failed rows, and counts.
 
-    `source` says where the rows are from, for the problems.
+    The table has the columns of `spec.schema`, in the types of the output. `source` says where the
+    rows are from, for the problems. Failed rows raise, unless `spec.on_error` is "quarantine" and
+    their error is one of `row_errors`.
     """
     done = StageCounts(spec.examples)
 
@@ -428,7 +453,8 @@ def _have_moved(rows: Frame, mapped: Frame) -> bool:
     """Return whether the rows of `mapped`, a stage's result, seem reordered compared to `rows`.
 
     The stage may have reset the index, so texts and integers of columns in both frames are
-    compared: in reordered rows, changed values are mostly values of other rows.
+    compared: in reordered rows, changed values are mostly values of other rows. Returns False if a
+    column with distinct values in most rows is unchanged, or if there is no column to compare.
     """
     have_moved = False
     for name in (name for name in rows.columns if name in mapped.columns):
@@ -493,8 +519,9 @@ def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exceptio
 def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
     """Return counts of rows for a part's record, by field of `Record`.
 
-    Labels and scores are counted in `kept`, the output's rows, text lengths in `read`, the input's,
-    and sources in both. `spec` names the columns of each.
+    Labels and scores are counted in `kept`, the output's rows, and text lengths in `read`, the rows
+    read without those that a `CountedSelect` dropped. Sources are counted in both, but for
+    annotations, which have all rows, in `read` alone. `spec` names the columns of each.
     """
     column, sources = spec.source_field, {}
     if column is not None:
@@ -520,7 +547,7 @@ def _columns(read: Frame | pa.Table, names: list[str]) -> pa.Table:
 
 
 def _texts(read: Frame | pa.Table, fields: tuple[str, ...]) -> dict[str, Any]:
-    """Return the columns in `fields` that are text; {} if a text has no UTF-8 form."""
+    """Return the columns in `fields` that are text, by name; {} if a text has no UTF-8 form."""
     known = read.column_names if isinstance(read, pa.Table) else read.columns
     present = [name for name in fields if name in known]
     if not present:

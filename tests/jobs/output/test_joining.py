@@ -226,6 +226,14 @@ def test_parts_whose_columns_have_no_common_type_are_not_joined(tmp_path):
     assert found["several"].tolist() == [5] * 40 + ["text"] * 20
 
 
+def test_two_clients_that_join_parts_without_a_common_type_find_the_same_files(tmp_path):
+    write(tmp_path)
+    run(tmp_path, "parquet", stage=mixed)
+    manifest = manifest_of(open_store(f"{tmp_path}/out"))
+    again = join_parts(manifest.directory, manifest.names(), manifest.count, manifest.encoding)
+    assert [record.name for record in again] == [path.name for path in paths(tmp_path)]
+
+
 def test_annotations_of_joined_parts_and_of_later_files_reach_their_rows(tmp_path):
     write(tmp_path)
     run(tmp_path, "annotations")
