@@ -91,18 +91,23 @@ class Evaluation:
     ----------
     task : {"classes", "multilabel", "regression"}
     rows : int
+        Number of evaluated rows.
     summary : dict of str to float
-        ``accuracy`` (with several labels per text: all of them are right) and ``macro_f1``, for a
-        regression of rounded scores if labels are grades; ``auc``, the area under the ROC curve,
-        averaged over labels. For a regression also ``pearson``, ``spearman``,
-        ``mean_absolute_error``, ``root_mean_squared_error``, and ``f1_at_threshold`` and ``auc`` of
-        labels from `threshold` on. None if undefined, such as a correlation with a constant.
+        ``accuracy`` (with several labels per text: share of rows with all labels right),
+        ``macro_f1``, and ``auc``, the area under the ROC curve, averaged over labels that some rows
+        have, and some lack. A regression has the first two only if labels are grades (whole numbers
+        that differ by less than 20), to which scores are rounded. It also has ``pearson``,
+        ``spearman``, ``mean_absolute_error``, ``root_mean_squared_error``, and ``f1_at_threshold``
+        and ``auc`` of labels from `threshold` on. None if undefined, such as a correlation with a
+        constant.
     labels : dict of str to dict of str to float
-        By label ``count``, ``precision``, ``recall``, ``f1`` and, if it has scores, ``auc``.
+        By label ``count`` (annotated rows), ``precision``, ``recall``, ``f1`` and, unless it is a
+        grade, ``auc``. Empty for numbers that are not grades.
     intervals : dict of str to [float, float]
         95% confidence interval of each figure of `summary`: Wilson's for the accuracy, by the
-        bootstrap over groups of rows for others. None if undefined. Intervals of a cross-validation
-        ignore that its heads share rows, and are a little too narrow.
+        bootstrap over groups of rows for others. None if undefined, or if all draws are equal.
+        Intervals of a cross-validation ignore that its heads share rows, and are a little too
+        narrow.
     baseline : dict of str to float
         Figures of constant predictions: ``accuracy`` of the most common label (or set of labels, or
         grade), ``mean_absolute_error`` and ``root_mean_squared_error`` of the mean, both of the
@@ -113,19 +118,19 @@ class Evaluation:
         Rows by annotated and by predicted label, both in the order of `labels`. None for several
         labels per text, and for numbers that are not grades.
     curves : dict of str to list
-        ``[threshold, precision, recall, kept]`` by label (for a regression: labels from `threshold`
-        on), with ascending thresholds. ``kept`` is the share of rows that score at least the
-        threshold.
+        At most 101 points ``[threshold, precision, recall, kept]`` by label (for a regression:
+        labels from `threshold` on, such as "3 or more"), with ascending thresholds. ``kept`` is the
+        share of rows that score at least the threshold.
     undrawn : list of str
-        Labels without a curve, because too few rows have or lack them.
+        Labels without a curve, because fewer than ten rows have or lack them.
     threshold : float, optional
-        Lowest positive label of a regression: the middle of the range, rounded up for grades, such
-        as 3 for 0 to 5.
+        Lowest positive label of a regression: the middle of the labels' range, rounded up for
+        grades, such as 3 for 0 to 5. The range of grades includes those of the training.
     spread : list of [float, list of int], optional
         Histogram of the scores of a regression for each grade (or lower edge of a tenth of the
-        range), in equal bins from `lowest` to `highest`.
+        labels' range), in 24 equal bins from `lowest` to `highest`.
     lowest, highest : float
-        Range of the scores.
+        Range of the scores of a regression.
     about : dict of str to dict
         Tables about the head and the evaluated rows, for people.
     """
@@ -275,12 +280,13 @@ def evaluate(
 ) -> Evaluation:
     """Compare the outputs of a head (a small network on embeddings) with annotated labels.
 
-    `outputs` are float32 (rows, outputs), before softmax or sigmoid, with the names `labels`.
+    `outputs` are float32 (rows, outputs), before softmax or sigmoid; their names are `labels`.
     `targets` are the annotations of the same rows, as ``task.targets`` returns them. `groups`,
-    int64 (rows,), are equal for rows that are not independent. `folds` is the number of heads of a
-    cross-validation, or None. `bounds` are the lowest and highest grade that a regression was
-    trained on, to which rounded scores are clipped, or None if its labels were not grades. `about`
-    are tables to show, by title.
+    int64 (rows,), are equal for rows that are not independent; with None, all rows are independent.
+    `folds` is the number of heads of a cross-validation, or None. `bounds` are the lowest and
+    highest grade that a regression was trained on, or None if its labels were not grades. Rounded
+    scores are clipped to the range of these and the evaluated grades. `about` are tables to show,
+    by title. Raises ModuleNotFoundError if scikit-learn or scipy is missing.
     """
     require_libraries("evaluating a head")
     scores = task.scores(outputs)
@@ -402,7 +408,8 @@ def _evaluate_decisions(
 
     `targets` (annotated) and `decided` (predicted) are indices in `labels`, int64 (rows,). Tables
     are `labels`, `baseline` and `confusion` of `Evaluation`, by name. The function is for the
-    bootstrap: from row indices to ``accuracy`` and ``macro_f1``.
+    bootstrap: from row indices to a dict of ``accuracy`` and ``macro_f1``, the mean over labels
+    that are annotated or predicted in these rows.
     """
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -461,7 +468,7 @@ def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) ->
 def _areas(scores: np.ndarray, has_label: np.ndarray) -> list[float | None]:
     """Compute the area under each label's ROC curve by Mann and Whitney's U statistic.
 
-    `scores` and `has_label`, bool, are (rows, labels). None if all rows have a label, or no row.
+    `scores` and `has_label`, bool, are (rows, labels). None for a label of all rows, or of no row.
     scikit-learn's roc_auc_score takes milliseconds per column, too long for a bootstrap.
     """
     from scipy.stats import rankdata

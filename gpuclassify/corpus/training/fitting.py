@@ -75,9 +75,10 @@ RECIPES = {
 class Fit:
     """Training of a head's layers on examples, with the `settings` of `TrainedHead.fit`.
 
-    `outputs` are the names of the head's outputs. Training fills `record`. For a linear head, it
-    has ``penalty`` and ``losses``, the validation losses by penalty. For other heads, it has
-    ``epochs``, the number of epochs run, and ``best_epoch``, from 1.
+    `outputs` are the names of the head's outputs. `train` has the examples to learn, and
+    `validation` those that select the penalty or the epoch. Training fills `record`. For a linear
+    head, it has ``penalty`` and ``losses``, the validation losses by penalty as text. For other
+    heads, it has ``epochs``, the number of epochs run, and ``best_epoch``, from 1.
     """
 
     task: Task
@@ -90,7 +91,9 @@ class Fit:
     def layers(self, embedder: Embedder) -> list[Layer]:
         """Train the head; return (weight, bias) of each layer, for the best penalty or epoch.
 
-        `embedder` is the embedding model, whose pooler is trained for ``kind="pooler"``.
+        `embedder` is the embedding model, used only for ``kind="pooler"``, which trains a copy of
+        its pooler. torch's random state and number of threads are restored. Raises ArithmeticError
+        if training diverges in the first epoch.
         """
         import torch
         from threadpoolctl import threadpool_limits
@@ -138,10 +141,10 @@ class Fit:
         return [_unstretched(first, mean, deviation), last]
 
     def _pooler(self, embedder: Embedder) -> list[Layer]:
-        """Train the embedding model's own pooler, and a new classifier.
+        """Train a copy of the embedding model's pooler, and a classifier.
 
-        The best epoch has the highest macro-F1 of rounded scores if labels are grades, else the
-        least loss.
+        The best epoch has the highest macro-F1 of rounded scores if labels are the grades of a
+        regression, else the least loss.
         """
         from sklearn.metrics import f1_score
         from torch import nn
@@ -166,7 +169,8 @@ class Fit:
         """Train a network in place, and restore the weights of its best epoch.
 
         That epoch has the highest `quality` of outputs and targets on the validation part, or the
-        least loss if `quality` is None. Raises ArithmeticError if the first epoch diverges.
+        least loss if `quality` is None. Fills `record`, and stops early after the recipe's
+        `patience` epochs without improvement. Raises ArithmeticError if the first epoch diverges.
         """
         import torch
 
@@ -206,7 +210,10 @@ class Fit:
     def _reached(
         self, network: nn.Module, quality: Callable[[np.ndarray, np.ndarray], float] | None
     ) -> float:
-        """Return the quality of outputs for the validation part, or else the negative loss."""
+        """Return the quality of outputs for the validation part, higher for better ones.
+
+        It is the negative loss if `quality` is None, or if not all outputs are finite.
+        """
         import torch
 
         with torch.inference_mode():
@@ -232,7 +239,10 @@ def _layers_of(network: nn.Sequential) -> list[Layer]:
 
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and standard deviation of each dimension, to standardize embeddings."""
+    """Return the mean and standard deviation of each dimension, to standardize embeddings.
+
+    Dimensions that hardly vary have the deviation 1.
+    """
     deviation = vectors.std(axis=0, dtype=np.float64)
     return vectors.mean(axis=0, dtype=np.float64), np.where(deviation > _LEAST, deviation, 1)
 
@@ -247,8 +257,9 @@ def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer
 def pooler_embedder(backbone: Embedder | str) -> Embedder:
     """Return an embedder whose embedding is the state of ``[CLS]``, the input of a BERT's pooler.
 
-    `backbone` is an embedder, or the name of a model. Raises CheckpointError if the model is no
-    BERT, and ValueError for an embedder that pools otherwise, normalizes, or adds a prompt.
+    `backbone` is an embedder, which is returned unchanged, or the name of a model, for an embedder
+    that reads as many tokens as the model can. Raises CheckpointError if the model is no BERT, and
+    ValueError for an embedder that pools otherwise, normalizes, or adds a prompt.
     """
     settings: dict[str, Any] = {"pooling": "cls", "normalize": False, "prompt": ""}
     embedder = backbone if isinstance(backbone, Embedder) else Embedder(model=backbone, **settings)

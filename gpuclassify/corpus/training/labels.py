@@ -88,8 +88,9 @@ def read_labels(
     `columns` names the columns; the `text_field` of `embedder` is ignored. A Dask dataset is
     persisted on the workers meanwhile, so that it is computed once. `directory` caches embeddings,
     unless it is None: files are named by a digest of the texts, in order, of the embedder's
-    settings, and of the model's commit or directory. Raises ValueError if no row has a text and a
-    label.
+    settings, and of the model's commit or directory. Logs a warning if rows are left out, or if
+    texts remain in several groups. Raises the errors of `LabelColumns.check`, and ValueError if no
+    row has a text and a label.
     """
     is_lazy = dask.is_dask_collection(dataset)
     columns.check(dataset._meta if is_lazy else dataset)
@@ -128,7 +129,10 @@ def read_labels(
 
 
 def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
-    """Return each row's label, group and MD5 of the text (two int64), and whether it has a text."""
+    """Return each row's label, group and MD5 of the text (two int64), and whether it has a text.
+
+    Columns are ``label``, ``has_text``, ``group`` (if one is named), ``digest`` and ``digest_end``.
+    """
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
     plain = to_pandas(frame[columns.others]).reset_index(drop=True)
     has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]

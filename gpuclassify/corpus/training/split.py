@@ -45,10 +45,10 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
 def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[str, np.ndarray]]:
     """Split rows ten times for cross-validation, so that each row is in one test part.
 
-    Returns, for each split, row indices by name of the part: "train", "validation" and "test".
-    `strata` and `groups` are int64 (rows,). Groups are sorted by stratum and size, and assigned to
-    ten folds in turn (fewer if there are fewer groups). Each fold is a test part once, and a
-    validation part once.
+    Returns, for each split, sorted row indices by name of the part: "train", "validation" and
+    "test". `strata` and `groups` are int64 (rows,). Groups are sorted by stratum, by size and
+    randomly, and assigned to ten folds in turn. Each fold is a test part once, and a validation
+    part once. There are fewer folds and splits if there are fewer groups.
     """
     groups, counts = _counted(strata, groups)
     chance = np.random.default_rng(seed).permutation(len(counts))
@@ -113,7 +113,8 @@ class _Deal:
         """Move groups from the train part to validation and test, up to their shares of the rows.
 
         `largest_first` are the indices of all groups by number of rows. A part that is still empty
-        gets the smallest group. The last moves, in both directions, bring the numbers nearer to the
+        gets the smallest group of the train part whose strata also occur in other groups there, or
+        else the smallest. The last moves, in both directions, bring the numbers nearer to the
         shares.
         """
         held_out = range(1, len(PARTS))
@@ -169,8 +170,8 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
 
     `groups` and `texts` are each row's group and text, int64 (rows,), numbered from 0. A text joins
     all groups that contain it. Texts in few groups are used first, because a text in very many,
-    such as an error page, would join everything; texts that would make a group of more than 80% of
-    the rows (or larger than the largest one in `groups`), and all later ones, are not used. Returns
+    such as an error page, would join everything. A text that would make a group larger than both
+    80% of the rows and the largest one in `groups` is not used, nor are all later ones. Returns
     the joined group of each row, and the number of texts that are still in several groups.
     """
     from scipy.sparse import coo_array

@@ -65,16 +65,18 @@ class Task(ABC):
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
         """Count the rows of each label, by name, to check that every part has some.
 
-        `targets` are the labels as numbers, and `outputs` the names of the labels. The result is
-        empty for a regression, which has no labels to count.
+        `targets` are the labels as numbers, and `outputs` the names of the labels. With several
+        labels per text, the rows without each label are counted, too, by "not " and the label. The
+        result is empty for a regression, which has no labels to count.
         """
         return {}
 
     @abstractmethod
-    def strata(self, targets: np.ndarray) -> np.ndarray:
+    def strata(self, targets: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
         """Return the stratum of each row for a stratified split, int64 (rows,) from 0.
 
-        `targets` are the labels as numbers.
+        `targets` are the labels as numbers. Strata are made from the targets `known`; by default,
+        from `targets` themselves.
         """
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
@@ -117,18 +119,21 @@ class Classes(Task):
     problem_type = SINGLE_LABEL
 
     def read(self, labels: pd.Series) -> list[str]:
-        """Convert labels (texts, whole numbers or booleans) to texts.
+        """Convert labels (texts, whole numbers or booleans) to texts, such as "3" or "True".
 
-        Raises TypeError for other values.
+        Whole numbers may be floats. Raises TypeError for other values.
         """
         return [_class_name(value, self.label_field) for value in labels.tolist()]
 
     def outputs(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the distinct labels, sorted as numbers if all are numbers, else as texts."""
+        """Return the distinct labels, sorted as numbers if all are whole numbers, else as texts."""
         return _in_order(set(labels))
 
     def targets(self, labels: Sequence[str], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return the index of each row's label in `outputs`, int64 (rows,)."""
+        """Return the index of each row's label in `outputs`, int64 (rows,).
+
+        Raises ValueError for a label that is not in `outputs`.
+        """
         return np.array(_indices(labels, outputs, self.label_field), dtype=np.int64)
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
@@ -147,11 +152,11 @@ class Classes(Task):
         counts = np.bincount(targets, minlength=len(outputs)).tolist()
         return dict(zip(outputs, counts, strict=True))
 
-    def strata(self, targets: np.ndarray) -> np.ndarray:
+    def strata(self, targets: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
         """Return the index of each row's label as its stratum, for a stratified split.
 
         The train, validation and test part then have similar shares of each label. `targets` are
-        these indices already.
+        these indices already, and `known` is not used.
         """
         return targets
 
@@ -191,7 +196,7 @@ class MultiLabel(Task):
     def read(self, labels: pd.Series) -> list[list[str]]:
         """Convert lists of labels (texts, whole numbers or booleans) to lists of texts.
 
-        Raises TypeError for other values.
+        Whole numbers may be floats. Raises TypeError for other values.
         """
         rows = labels.tolist()
         for row in rows:
@@ -205,11 +210,14 @@ class MultiLabel(Task):
         return [[_class_name(value, self.label_field) for value in row] for row in rows]
 
     def outputs(self, labels: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        """Return the distinct labels, sorted as numbers if all are numbers, else as texts."""
+        """Return the distinct labels, sorted as numbers if all are whole numbers, else as texts."""
         return _in_order({label for row in labels for label in row})
 
     def targets(self, labels: Sequence[Sequence[str]], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return multi-hot labels, float32 (rows, labels)."""
+        """Return multi-hot labels, float32 (rows, labels).
+
+        Raises ValueError for a label that is not in `outputs`.
+        """
         targets = np.zeros((len(labels), len(outputs)), dtype=np.float32)
         for target, row in zip(targets, labels, strict=True):
             target[_indices(row, outputs, self.label_field)] = 1
@@ -229,12 +237,14 @@ class MultiLabel(Task):
         without = {f"not {name}": len(targets) - n for name, n in zip(outputs, counts, strict=True)}
         return dict(zip(outputs, counts, strict=True)) | without
 
-    def strata(self, targets: np.ndarray) -> np.ndarray:
+    def strata(self, targets: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
         """Return the index of each row's rarest label; rows without a label get the next index.
 
-        `targets` are 1 for the labels of a row, else 0, (rows, labels).
+        `targets` are 1 for the labels of a row, else 0, (rows, labels). Labels are counted in
+        `known`, of the same form; by default in `targets`.
         """
-        rarest_first = np.argsort(targets.sum(axis=0), kind="stable")
+        counted = targets if known is None else known
+        rarest_first = np.argsort(counted.sum(axis=0), kind="stable")
         rarest = rarest_first[targets[:, rarest_first].argmax(axis=1)]
         return np.where(targets.any(axis=1), rarest, targets.shape[1])
 
@@ -298,22 +308,24 @@ class Regression(Task):
                 f"all rows of {self.label_field!r} hold {targets[0]:g}: there is nothing to learn"
             )
 
-    def strata(self, targets: np.ndarray) -> np.ndarray:
+    def strata(self, targets: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
         """Return the index of each row's stratum for a stratified split, int64 (rows,) from 0.
 
-        If `targets` are grades (few whole numbers), each grade is a stratum. Otherwise there are
-        ten strata, of ascending numbers, with about equal numbers of rows.
+        If the numbers `known` (default: `targets`) are grades (whole numbers that differ by less
+        than 20), each distinct one is a stratum, and other numbers belong to the nearest one.
+        Otherwise there are ten strata, of ascending numbers, with about equal shares of `known`.
         """
-        if grades_of(targets) is not None:
-            return np.unique(targets, return_inverse=True)[1]
-        return np.digitize(targets, np.quantile(targets, np.arange(1, BINS) / BINS))
+        known = targets if known is None else known
+        if grades_of(known) is not None:
+            return np.abs(targets[:, None] - np.unique(known)).argmin(axis=1)
+        return np.digitize(targets, np.quantile(known, np.arange(1, BINS) / BINS))
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
         """Return the name of each stratum, in the order of the indices that `strata` returns.
 
-        If `targets` are grades (few whole numbers), each distinct one is a stratum, with the grade
-        as text as its name. Otherwise there are ten strata, all with the name "". `outputs` is not
-        used.
+        If `targets` are grades (whole numbers that differ by less than 20), each distinct one is a
+        stratum, with the grade as text as its name. Otherwise there are ten strata, all with the
+        name "". `outputs` is not used.
         """
         return [f"{grade:g}" for grade in np.unique(targets)] if grades_of(targets) else [""] * BINS
 

@@ -124,8 +124,9 @@ class TrainedHead:
         this machine's CPU, by scikit-learn or torch; the same seed gives the same weights.
 
         If the test part has fewer than 400 rows, the evaluation is by cross-validation: ten more
-        heads are trained on other parts, so that each row is in the test part of one of them. It is
-        of the test part after all if one of these heads would be trained without a label.
+        heads (fewer if there are fewer groups) are trained on other parts, so that each row is in
+        the test part of one of them. It is of the test part after all if one of these heads would
+        be trained without a label.
 
         Parameters
         ----------
@@ -173,11 +174,14 @@ class TrainedHead:
         Raises
         ------
         TypeError, ValueError
-            A column is missing or unusable, all labels are the same, a label has fewer than three
-            examples, there are fewer than three groups, or groups are so large that a part has too
-            few rows.
+            An argument is invalid, a column is missing or unusable, all labels are the same, a
+            label has fewer than three examples or none in the train part, `validation` has another
+            label, there are fewer than three groups, or groups are so large that a part has too few
+            rows.
         ArithmeticError
-            Training diverges, because `learning_rate` is too large.
+            Training diverges in the first epoch, because `learning_rate` is too large.
+        ModuleNotFoundError
+            scikit-learn or scipy is not installed.
         """
         settings = fit_settings(
             kind=kind,
@@ -241,6 +245,8 @@ class TrainedHead:
         embeddings: StrPath | None = None,
     ) -> Evaluation:
         """Evaluate the head on annotated texts that it was not trained on.
+
+        Rows without a text or a label are left out, and counted in the result's `about`.
 
         Parameters
         ----------
@@ -315,7 +321,8 @@ class TrainedHead:
         ----------
         directory : path
         backbone : str, path or Embedder, optional
-            Hub name or directory of the embedding model, if its name has changed since training.
+            Hub name or directory of the embedding model, if its name has changed since training. An
+            `Embedder` is used unchanged.
 
         Raises
         ------
@@ -424,9 +431,9 @@ def _fit(
 ) -> TrainedHead:
     """Split rows, train, and evaluate on the test part, or by cross-validation if that is small.
 
-    There is no cross-validation if the train part of a fold lacks a label. `settings` are arguments
-    of `TrainedHead.fit` by name. With `validation` rows, the validation part of `labelled` is used
-    for training, too; None validates on that part.
+    Small is fewer than 400 rows. There is no cross-validation if the train part of a fold lacks a
+    label. `settings` are from `fit_settings`. With `validation` rows, the validation part of
+    `labelled` is used for training, too; None validates on that part.
     """
     labels = task.read(labelled.labels)
     outputs = task.outputs(labels)
@@ -437,13 +444,13 @@ def _fit(
     parts = split(strata, labelled.groups, settings["seed"])
     refuse_small(parts, labelled.groups)
     refuse_untrained(task, targets[parts["train"]], outputs)
-    rows, vectors, all_targets = len(targets), labelled.vectors, targets
+    rows, vectors, all_targets, all_strata = len(targets), labelled.vectors, targets, strata
     if validation is not None:
         vectors = np.vstack([vectors, validation.vectors])
         own_targets = task.targets(task.read(validation.labels), outputs)
         all_targets = np.concatenate([targets, own_targets])
-    names = task.strata_names(all_targets, outputs)
-    weights = row_weights(task.strata(all_targets), names, rows, settings)
+        all_strata = np.concatenate([strata, task.strata(own_targets, targets)])
+    weights = row_weights(all_strata, task.strata_names(targets, outputs), rows, settings)
     examples = Examples(vectors, all_targets, weights)
     backbone = _backbone_of(embedder)
 

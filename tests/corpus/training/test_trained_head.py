@@ -257,6 +257,14 @@ def test_grades_and_the_rarest_of_several_labels_are_weighed(annotated, plain, f
     fit("multilabel", class_weight={"sparse": 3})
 
 
+def test_a_validation_number_that_is_no_grade_has_the_weight_of_the_nearest_grade(annotated, fit):
+    other = annotated[:40].assign(grade=annotated.grade[:40] + np.linspace(-0.25, 0.25, 40))
+    head = fit("regression", class_weight={5: 9.0}, validation=other)
+    grades = np.float32([0, 1, 1, 2, 5])
+    assert head.task.strata(np.float32([2.25, 5, -1, 9, 1]), grades).tolist() == [2, 3, 0, 3, 1]
+    assert head.task.strata_names(grades, ("grade",)) == ["0", "1", "2", "5"]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
