@@ -42,8 +42,8 @@ WorkerMetadata = Any  # imported by scripts for annotations
 class XennaExecutor:
     """Stand-in for each of Curator's executors, whose settings are ignored.
 
-    Only the setting ``ignore_failures`` raises TypeError, with a message that names its
-    counterpart.
+    `Pipeline.run` warns about settings in `config`. Only a true ``ignore_failures`` in it raises
+    TypeError, with a message that names its counterpart.
     """
 
     def __init__(self, config: dict[str, Any] | None = None, **_options: object) -> None:
@@ -113,9 +113,11 @@ class Pipeline(pipeline.Pipeline):
     ) -> Results:
         """Run the job, or continue it, with the `options` of `gpuclassify.Pipeline.run`.
 
-        The job runs on `executor` if it is a Dask client, else on the current client, or in this
-        process if there is no client. `checkpoint_path` is ignored with a warning, because the
-        output records the parts that are done; `initial_tasks` raises TypeError.
+        The job runs on `executor` if it is a Dask client. For None or an executor of Curator, it
+        runs on the current client, or in this process if there is no client. A last stage that is
+        a writer with ``mode="overwrite"`` starts the job over. `checkpoint_path` is ignored with a
+        warning, because the output records the parts that are done; `initial_tasks` other than None
+        raises TypeError.
         """
         if initial_tasks is not None:
             raise TypeError("a Pipeline begins with its reader: pass no initial_tasks")
@@ -190,9 +192,10 @@ class _CuratorWriter(_CuratorArguments):
 class JsonlWriter(_CuratorWriter, writers.JsonlWriter):
     """Counterpart of `gpuclassify.JsonlWriter` that also accepts Curator's arguments.
 
-    These are ``path``, ``write_kwargs={"storage_options": ...}`` and ``mode``: "ignore" continues a
-    job, "overwrite" starts over in every run and removes the output of earlier jobs, and "error"
-    raises FileExistsError if the directory exists.
+    It writes a file for each partition. Curator's arguments are ``path``, ``mode`` and
+    ``write_kwargs={"storage_options": ...}``. Mode "ignore", the default, continues a job;
+    "overwrite" starts over in every run and removes the output of earlier jobs; "error" raises
+    FileExistsError if the directory exists when the writer is made.
     """
 
 
@@ -240,9 +243,10 @@ class TokenizerStage:
     """Settings of the tokenizer for the `ModelStage` after it; tokens never become columns.
 
     `model_identifier` is a Hub name or directory, with `hf_token` as the Hub's token for it. Texts
-    are in the column `text_field`, and cut to `max_chars` and `max_seq_length`. `cache_dir` and
-    `padding_side` are ignored: the `ModelStage` has its own. `sort_by_length` and `unk_token` do
-    not change results. `transformers_init_kwargs` raises TypeError.
+    are in the column `text_field`, and cut to `max_chars` and `max_seq_length`. `padding_side` must
+    be the same as that of the `ModelStage`, which also has its own `cache_dir`; the one here is
+    ignored. `sort_by_length` and `unk_token` do not change results. `transformers_init_kwargs`
+    raises TypeError.
     """
 
     model_identifier: str
@@ -347,20 +351,28 @@ class ModelStage(ABC):
     def create_output_dataframe(self, df_cpu: Frame, collected_output: dict[str, Any]) -> Any:
         """Return the pandas frame `df_cpu` with the new columns added.
 
-        They are made from `collected_output`, the arrays of all batches by name. `df_cpu` lacks the
-        input's columns: it has only ``input_ids`` and ``attention_mask``, both empty.
+        They are made from `collected_output`, the arrays of all batches by name. `df_cpu` has a row
+        per text, but not the input's columns: only ``input_ids`` and ``attention_mask``, with None
+        in all rows.
         """
 
     def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:
         """Return a mapper that runs this stage with the settings of the tokenizer stage, if any.
 
-        Raises ValueError if the tokenizer is another model's.
+        Raises ValueError if the tokenizer is another model's, or pads the other side.
         """
-        tokenizer = tokenizer or TokenizerStage(self.model_identifier)
+        tokenizer = tokenizer or TokenizerStage(
+            self.model_identifier, padding_side=self.padding_side
+        )
         if tokenizer.model_identifier != self.model_identifier:
             raise ValueError(
                 f"{type(self).__qualname__} of {self.model_identifier} follows the TokenizerStage "
                 f"of {tokenizer.model_identifier}: save model and tokenizer in one directory"
+            )
+        if tokenizer.padding_side != self.padding_side:
+            raise ValueError(
+                f"{type(self).__qualname__} has padding_side={self.padding_side!r}, and its "
+                f"TokenizerStage {tokenizer.padding_side!r}: pass the same side to both"
             )
         lengths = [n for n in (tokenizer.max_seq_length, self.max_seq_length) if n is not None]
         settings = {field.name: getattr(self, field.name) for field in fields(ModelStage)}
@@ -394,7 +406,10 @@ class StageMapper(LoadedByUser):
         return (DeclaredColumns(*parts, declared=declared, compute=self._columns),)
 
     def _kinds(self) -> dict[str, str]:
-        """Detect each column's type by calling the stage's methods with zeros for two texts."""
+        """Detect each column's type by calling the stage's methods with zeros for two texts.
+
+        Returns type names, such as "float32", by column. Raises TypeError if a method fails.
+        """
         labels = self.model.checkpoint.config.get("id2label")
         try:
             columns = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
