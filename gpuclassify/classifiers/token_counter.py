@@ -87,7 +87,10 @@ class PinnedTokenizer(PinnedModel):
         return [self.options.model]
 
     def read(self) -> TokenizerFiles:  # type: ignore[override]
-        """Return the pinned tokenizer; raise CheckpointError if there are no tokenizer files."""
+        """Return the pinned repository or directory.
+
+        Raises CheckpointError if it has no tokenizer files.
+        """
         files = hub.list_files(self.identity, cache_dir=self.options.cache_dir)
         if not TOKENIZER_FILES & set(files):
             raise CheckpointError(
@@ -100,7 +103,7 @@ class PinnedTokenizer(PinnedModel):
         """Accept any tokenizer, because all of them can count."""
 
     def fetch(self) -> None:
-        """Download the tokenizer's files to this machine's cache, unless they are there."""
+        """Download the tokenizer's files, but no weights, to the cache, unless they are there."""
         cache_dir = self.options.cache_dir
         hub.download(self.checkpoint.identity, cache_dir=cache_dir, has_weights=False)
 
@@ -130,7 +133,8 @@ class CountRunner(Runner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Count the tokens of distinct texts; outputs are int64 (texts, 1).
 
-        Seconds and texts of this run are added to `stats`. `name_text` is not used.
+        With ``special_tokens=True``, each count has the special tokens of a text. Seconds and texts
+        of this run are added to `stats`. `name_text` is not used.
         """
         from gpuclassify.tokenizing.prefetch import text_blocks
 
@@ -141,7 +145,7 @@ class CountRunner(Runner):
             for start, stop in blocks:
                 counts.append(tokenizer.count(texts[start:stop]))
                 advance(stop - start)
-            special = tokenizer.special_tokens if self.options.special_tokens else 0
+            special = self._special(tokenizer)
         stats.tokenize_seconds += time.perf_counter() - started
         stats.windows += len(texts)
         values = np.concatenate(counts) + special
@@ -151,11 +155,14 @@ class CountRunner(Runner):
     def token_lengths(self, texts: list[str]) -> TokenLengths:
         """Return the number of tokens of each text, in one window each.
 
-        Special tokens are not counted, even with ``special_tokens=True``.
+        Special tokens are counted if `special_tokens` is set.
         """
         with self.lease(*self.device_and_dtype()) as tokenizer:
-            counts = tokenizer.count(texts)
+            counts = tokenizer.count(texts) + self._special(tokenizer)
         return TokenLengths(counts, counts, np.ones_like(counts), None)
+
+    def _special(self, tokenizer: TextTokenizer) -> int:
+        return tokenizer.special_tokens if self.options.special_tokens else 0
 
     def lease(
         self, device: object, dtype: object

@@ -51,6 +51,8 @@ def test_counts_are_those_of_the_library(tokenizer_alone, special):
     assert [None if pd.isna(n) else n for n in counted["n"]] == expected
     assert max(filter(None, expected)) > 3_000
     assert counted.drop(columns="n").equals(frame)
+    planned = count.runner.token_lengths([text for text in TEXTS if text is not None])
+    assert planned.whole.tolist() == [n for n in expected if n is not None]
 
 
 def test_a_job_counts_no_rows_by_their_tokens(tokenizer_alone, tmp_path):
