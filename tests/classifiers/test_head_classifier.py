@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
 
-from gpuclassify import Embedder, HeadClassifier
+from gpuclassify import Embedder, HeadClassifier, compare
 from gpuclassify.classifiers import head_classifier
 from gpuclassify.hub import (
     HubUnreachableError,
@@ -104,6 +104,16 @@ def test_three_heads_on_a_real_model_which_embeds_once(heads, frames, monkeypatc
     embeddings = encoded(MINILM, [text for text in texts if text is not None])
     assert_close(stacked(found.vector[has_text]), embeddings)
     assert_columns_are(found[has_text], embeddings)
+
+
+def test_labels_of_all_heads_are_compared(heads):
+    topics = {"topic": heads["topic"]}
+    first, second = (
+        classifier(topics | {"other": heads[name]}, backbone=MINILM) for name in ("tag", "topic")
+    )
+    found = compare(documents([*TEXTS, None]), first, second)
+    assert found.changed_labels == 1
+    assert found.moved.label_a.map(lambda label: label.split("; ")[1]).isin(TAGS).all()
 
 
 def test_the_backbone_is_what_the_heads_were_trained_on(tiny, tmp_path):

@@ -43,8 +43,8 @@ class Comparison:
         Speed of each classifier in this process, without loading models.
     changed_labels, changed_rows : float or None
         Share of the rows that get different labels, and share of the rows that only one of the
-        classifiers keeps. None without labels, or without filters. Of several trained heads, only
-        the labels of the first one that gives labels are compared.
+        classifiers keeps. None without labels, or without filters. With several trained heads, the
+        label of a row is all of their labels, joined by "; ".
     largest_difference, mean_difference : float or None
         Maximum and mean over rows of the largest difference of a row's scores: probabilities,
         numbers or embeddings. None without scores, or if the classifiers write different numbers
@@ -52,11 +52,12 @@ class Comparison:
     agreement : dict of str to (int, float)
         By label of the first classifier: number of rows, and the share of them with the same label
         by the second one. For spans, by label of the span: number of spans, and the share that the
-        second one finds, too; a row's label is then all of its spans.
+        second one finds, too; a row's label is then all of its spans. Empty without labels.
     moved : pandas.DataFrame
-        Rows with different labels or decisions, then by difference of the scores (largest first).
-        Columns are ``text``, and for each classifier ``label_a`` or ``label_b``, ``score_a`` or
-        ``score_b`` (the largest score of a row), and ``kept_a`` or ``kept_b``.
+        Rows with different labels, filter decisions or scores. Rows with different labels or
+        decisions come first, and among equals, rows with larger differences of scores. Columns are
+        ``text``, cut to 200 characters, and for each classifier ``label_a`` or ``label_b``,
+        ``score_a`` or ``score_b`` (the largest score of a row), and ``kept_a`` or ``kept_b``.
     points : list of (float, float)
         The largest score of a row by each classifier, for at most a thousand rows.
     """
@@ -101,7 +102,8 @@ class Comparison:
     def save(self, path: str | Path) -> None:
         """Write an HTML page with statistics, and the rows whose results differ most, to a file.
 
-        The page loads nothing from a network.
+        The page has at most 20 rows and 40 labels, and loads nothing from a network. An earlier
+        file is replaced.
         """
         figures = [line for line in self._lines() if line[0]]
         sections = [Section("Figures", [Table(("figure", "value"), figures)])]
@@ -172,9 +174,9 @@ def compare(
     Raises
     ------
     TypeError
-        `a` or `b` is not a classifier.
+        `a` or `b` is not a classifier, or `dataset` no frame, column or list.
     ValueError
-        Only one of both gives labels, or no row has text.
+        Only one of both gives labels, no row has text, or `dataset` lacks a column.
 
     Examples
     --------
@@ -215,7 +217,10 @@ def _first_rows(dataset: Any, mapper: TextMapper, limit: int | None) -> pd.DataF
 
 
 class _Run:
-    """Results of one classifier on a frame: labels, scores, rows kept, texts and seconds taken."""
+    """Results of one classifier on a frame: labels, scores, rows kept, texts and seconds taken.
+
+    Creating it loads the classifier's model, and runs it on the frame.
+    """
 
     def __init__(self, mapper: TextMapper, frame: pd.DataFrame) -> None:
         mapper.check(frame)
@@ -228,9 +233,9 @@ class _Run:
         arrays, kept = mapper.compute(texts, name)
         self.seconds = time.perf_counter() - began
         self.kept = kept
-        label_field = next((head.label_field for head in mapper.heads if head.label_field), None)
-        column = arrays.get(label_field or "")
-        self.labels = None if column is None else column.to_pandas().astype(object)
+        label_fields = [head.label_field for head in mapper.heads if head.label_field in arrays]
+        columns = [arrays[name].to_pandas().astype(object) for name in label_fields]
+        self.labels = columns[0] if columns else None
         spans = [arrays[field.name] for field in mapper.schema() if field.type == SPANS]
         self.spans = Spans.from_arrow(spans) if spans else None
         heads = [head for head in mapper.heads if not isinstance(head, LinesHead)]
@@ -239,6 +244,9 @@ class _Run:
         self.scores = np.hstack(scores) if scores else None
         self.texts = mapper.list_texts(frame, TEXT_CHARS)
         self.has_text = np.array([text is not None for text in self.texts])
+        if len(columns) > 1:  # the labels of all heads are a row's label
+            rows = ["; ".join(map(str, row)) for row in zip(*columns, strict=True)]
+            self.labels = pd.Series(rows, dtype=object).where(self.has_text, None)
         if self.spans is not None:  # all spans of a row are its label
             self.labels = pd.Series(as_texts(self.spans), dtype=object).where(self.has_text, None)
             best = np.full(len(self.texts), np.nan, dtype=np.float32)
@@ -250,7 +258,7 @@ class _Run:
 
         ``score`` is the largest of a row's scores, which are probabilities, numbers, or values of
         an embedding. ``kept`` is whether the classifier's filters keep the row; True without
-        filters.
+        filters. A row has the label None, or the score NaN, if it has none.
         """
         rows = len(self.texts)
         return pd.DataFrame(
@@ -265,8 +273,11 @@ class _Run:
 
 
 def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
-    """Return, by label, the number of spans in `a`, and the share of them that `b` also has."""
-    # A key is a span's text, start, end and label.
+    """Return, by label, the number of spans in `a`, and the share of them that `b` also has.
+
+    Spans are the same if their rows, starts, ends and labels are equal.
+    """
+    # A key is the index of a span's text, its start, end and label.
     every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
     counts, shared = Counter[str](), Counter[str]()
     for (*_, label), count in every.items():
@@ -279,7 +290,8 @@ def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
 def _numbers(array: pa.Array) -> np.ndarray | None:
     """Return a column's scores or embeddings, float32 (rows, numbers), NaN for null.
 
-    None for a column of other values, or of lists of different lengths.
+    A struct has the numbers of all its fields. None for a column of other values, or of lists of
+    different lengths.
     """
     if pa.types.is_struct(array.type):
         parts = [numbers for part in array.flatten() if (numbers := _numbers(part)) is not None]
