@@ -25,8 +25,8 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks import BASELINE, SUBJECT, throughput
 from benchmarks.harness import begin, finish, new_parser, noise, noted, parse, write_result
-from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, texts_of_lengths, write_model
-from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
+from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, shape_of, texts_of_lengths, write_model
+from benchmarks.recipes import classifier_of, partition_scores, pipeline_partition
 from benchmarks.start import measure_start
 from benchmarks.ways import (
     HALF,
@@ -70,11 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         Something failed, as ``failures`` in the result say, or its answers differ from others.
     """
     options = parse_options(arguments)
-    shape = SHAPES[options.model]
+    shape = shape_of(options)
     shape = replace(shape, layers=options.layers or shape.layers)
     if options.smoke:
         shape = replace(shape, **TINY_SIZES)
-    result = begin(options, shape=asdict(shape), max_tokens=MAX_TOKENS, weights="random")
+    result = begin(options, shape=asdict(shape), max_tokens=shape.max_tokens, weights="random")
     failures: dict[str, str] = {}
     result |= {"gpu": describe_gpu(), "left_out": {}, "failures": failures}
     path, lengths = None, options.lengths

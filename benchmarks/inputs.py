@@ -4,10 +4,11 @@ Documents are made of words that every Python installation has. Speed does not n
 than random ones, in the sizes of published models.
 """
 
+import argparse
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -18,6 +19,7 @@ from examples.demo.corpus import collect_documents
 from tests.replicas import write_sequence_classifier
 
 MAX_TOKENS = 512
+LONG = "long"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ LENGTHS = {
     "web": Lengths(350, 0.883),
     "short": Lengths(60, 0.75),
     "sentences": Lengths(32, 0.1),
+    LONG: Lengths(4_000, 0.35),  # 95% are between 2,000 and 8,000
 }
+LONG_MAX_TOKENS = 8_192
 
 
 @functools.lru_cache(maxsize=1)
@@ -75,7 +79,8 @@ class Shape:
     """Sizes of an encoder, of an architecture in transformers.
 
     `initializer_range` is so wide that answers depend on the text, through random layers;
-    `position_buckets` are those of relative positions, 0 for absolute ones.
+    `position_buckets` are those of relative positions, 0 for absolute ones. `max_tokens` is the
+    longest text, to which longer ones are cut.
     """
 
     architecture: str
@@ -85,6 +90,7 @@ class Shape:
     layers: int = 12
     initializer_range: float = 0.05
     position_buckets: int = 0
+    max_tokens: int = MAX_TOKENS
 
 
 SHAPES = {
@@ -103,10 +109,16 @@ TINY_SIZES: dict[str, Any] = {
 }
 
 
+def shape_of(options: argparse.Namespace) -> Shape:
+    """Return the shape of ``options.model``, which reads texts of ``options.lengths`` whole."""
+    shape = SHAPES[options.model]
+    return replace(shape, max_tokens=LONG_MAX_TOKENS) if options.lengths == LONG else shape
+
+
 def write_model(
     directory: Path, shape: Shape, write: Callable[..., Path] = write_sequence_classifier
 ) -> Path:
-    """Write a classifier of 512 positions, float32: of texts with three labels, or by `write`.
+    """Write a random classifier, float32: of texts with three labels, or by `write`.
 
     Its tokenizer is trained on docstrings and has about a thousand pieces, fewer than the published
     ones; lengths are prescribed in its own tokens.
@@ -118,6 +130,9 @@ def write_model(
         "num_hidden_layers": shape.layers,
         "initializer_range": shape.initializer_range,
     }
+    if shape.max_tokens != MAX_TOKENS:
+        is_offset = shape.architecture == "xlm-roberta"  # its positions begin at 2
+        sizes["max_position_embeddings"] = shape.max_tokens + 2 * is_offset
     if shape.position_buckets:
         sizes["position_buckets"] = shape.position_buckets
     return write(directory, shape.architecture, texts=docstrings()[:500], **sizes)

@@ -21,7 +21,6 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, pipeline
 from transformers.modeling_outputs import BaseModelOutput
 
-from benchmarks.inputs import MAX_TOKENS
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference.crossfit import import_loader
 from gpuclassify.inference.device import gpu_settings
@@ -147,7 +146,7 @@ def sorted_partition(
             texts.iloc[batch].to_list(),
             padding=True,
             truncation=True,
-            max_length=MAX_TOKENS,
+            max_length=tokenizer.model_max_length,
             return_tensors="pt",
         ).to(device)
         with torch.inference_mode():
@@ -173,7 +172,7 @@ def stage_partition(
     tokenizer, model = held_model(directory, device)
     tokens = tokenizer(
         texts.to_list(),
-        max_length=MAX_TOKENS,
+        max_length=tokenizer.model_max_length,
         padding="max_length",
         truncation=True,
         return_tensors="np",
@@ -216,7 +215,7 @@ class CpuPlan:
 
     def max_seq_length(self) -> int:
         """Return the most tokens of a text."""
-        return MAX_TOKENS
+        return self._tokenizer.model_max_length
 
     def estimate_memory(self, max_num_tokens: int, batch_size: int) -> float:
         """Return the tokens of a batch, padding included."""
@@ -230,7 +229,7 @@ class GpuPlan(CpuPlan):
         super().__init__(tokenizer)
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         self.max_mem_gb = total_bytes // 2**30 - CROSSFIT_RESERVED_GB
-        self._curve = _fitted_curve(model)
+        self._curve = _fitted_curve(model, tokenizer.model_max_length)
 
     def estimate_memory(self, max_num_tokens: int, batch_size: int) -> float:
         """Estimate the memory of a batch in GiB."""
@@ -253,7 +252,7 @@ def crossfit_partition(
     tokenizer, model = held_model(directory, device)
     tokens = tokenizer(
         texts.to_list(),
-        max_length=MAX_TOKENS,
+        max_length=tokenizer.model_max_length,
         padding="max_length",
         truncation=True,
         return_tensors="pt",
@@ -283,7 +282,7 @@ def _plan(directory: str, device: str) -> CpuPlan:
     return CpuPlan(tokenizer)
 
 
-def _fitted_curve(model: Any) -> Any:
+def _fitted_curve(model: Any, max_tokens: int) -> Any:
     import_loader()  # makes CrossFit's own package importable
     curves = importlib.import_module("crossfit.backend.torch.hf.memory_curve_utils")
     with (
@@ -296,7 +295,7 @@ def _fitted_curve(model: Any) -> Any:
         return curves.fit_memory_estimate_curve(
             model=model,
             path_or_name="the model",
-            end_seq_len=MAX_TOKENS,
+            end_seq_len=max_tokens,
             mem_model_path=str(Path(folder, "curve.pkl")),
         )
 

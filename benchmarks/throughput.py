@@ -28,8 +28,16 @@ from benchmarks.harness import (
     parse,
     run_interleaved,
 )
-from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, Shape, texts_of_lengths, write_model
-from benchmarks.recipes import MAX_TOKENS, PIPELINE_BATCH_SIZE
+from benchmarks.inputs import (
+    LENGTHS,
+    SHAPES,
+    TINY_SIZES,
+    Shape,
+    shape_of,
+    texts_of_lengths,
+    write_model,
+)
+from benchmarks.recipes import PIPELINE_BATCH_SIZE
 from benchmarks.ways import (
     TOLERANCES,
     Choice,
@@ -59,7 +67,7 @@ class Setting:
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Measure, write the result, print a table, and return the result's path."""
     options = parse_options(arguments)
-    shape = replace(SHAPES[options.model], layers=options.layers)
+    shape = replace(shape_of(options), layers=options.layers)
     if options.engines:
         # As wide as models are initialised: what wider weights make of rounding says nothing.
         shape = replace(shape, initializer_range=ENGINES_RANGE)
@@ -69,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     if options.engines:
         there = {each.name for each in distributions()}
         result["versions"] |= {name: version(name) for name in PACKAGES if name in there}
-    kinds = tuple(LENGTHS) if options.lengths == "both" else (options.lengths,)
+    kinds = ("web", "short") if options.lengths == "both" else (options.lengths,)
     with tempfile.TemporaryDirectory() as folder:
         directory = str(write_model(Path(folder, "model"), shape))
         small = str(write_model(Path(folder, "layer"), replace(shape, layers=1)))
@@ -125,7 +133,7 @@ def measure(
     tokenizer = PreTrainedTokenizerFast.from_pretrained(setting.directory)
     texts = texts_of_lengths(LENGTHS[kind].sample(options.documents), tokenizer, options.seed)
     whole = [len(ids) for ids in tokenizer(texts)["input_ids"]]
-    lengths = [min(length, MAX_TOKENS) for length in whole]
+    lengths = [min(length, shape.max_tokens) for length in whole]
     frame = dd.from_pandas(pd.DataFrame({"text": texts}), npartitions=options.partitions)
     ways, searches = search_batches(
         setting.choice.ways, frame, setting.small_directory, options.device, failures
@@ -134,7 +142,7 @@ def measure(
     corpus = {
         "documents": len(texts),
         "median_tokens_uncut": float(np.median(whole)),
-        "cut_documents_share": float(np.mean(np.asarray(whole) > MAX_TOKENS)),
+        "cut_documents_share": float(np.mean(np.asarray(whole) > shape.max_tokens)),
         "real_tokens": sum(lengths),
         "pipeline_padded_tokens": _padded_tokens(lengths, options.partitions),
         "operations": operations,
@@ -247,7 +255,7 @@ def _footprints(texts: list[str], ways: Sequence[Way], setting: Setting) -> dict
 def _settings(shape: Shape) -> dict[str, Any]:
     return {
         "shape": asdict(shape),
-        "max_tokens": MAX_TOKENS,
+        "max_tokens": shape.max_tokens,
         "pipeline_batch_size": PIPELINE_BATCH_SIZE,
         "tolerance": TOLERANCES["float32"],
         "tolerances": TOLERANCES,
@@ -257,11 +265,11 @@ def _settings(shape: Shape) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Return the result as a short table for people to read."""
-    lines = []
+    lines, max_tokens = [], result["settings"]["max_tokens"]
     for kind, corpus in result["corpora"].items():
         lines += [
             f"{kind}: {corpus['documents']} documents, {corpus['real_tokens']} real tokens, "
-            f"{corpus['cut_documents_share']:.0%} of documents cut at {MAX_TOKENS}; matmul peak "
+            f"{corpus['cut_documents_share']:.0%} of documents cut at {max_tokens}; matmul peak "
             f"{_peak_text(corpus)}; largest difference {corpus['largest_difference']:.0e}",
             f"{'median s':>44}{'min - max':>16}{'docs/s':>9}{'tokens/s':>10}{'of peak':>9}"
             f"{SUBJECT:>13}",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.inputs import MAX_TOKENS, Shape
+from benchmarks.inputs import Shape
 from gpuclassify.tokenizing.prefetch import tokenizer_threads
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
@@ -124,7 +124,7 @@ def tokenizer_speed(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
 
     No way that tokenizes on the host can be faster. Nobody else may use the tokenizer.
     """
-    tokenize = TextTokenizer(tokenizer, MAX_TOKENS, counts_rest=False)
+    tokenize = TextTokenizer(tokenizer, tokenizer.model_max_length, counts_rest=False)
     return timed(lambda: tokenize(texts), len(texts))[1] | {"threads": tokenizer_threads()}
 
 
