@@ -26,7 +26,8 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
 
     Parameters
     ----------
-    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame, str or list of str
+        Frame with the text columns, or texts; None is null.
     mappers : sequence of PartitionMap
         Classifiers and embedders, in the order in which they run.
     limit : int, optional
@@ -36,12 +37,12 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
     Returns
     -------
     same type as `dataset`
-        Lazy for Dask input, computed for a plain frame.
+        Lazy for Dask input, computed for other frames; a pandas frame for texts.
 
     Raises
     ------
     TypeError
-        `mappers` is not a sequence of mappers.
+        `mappers` is not a sequence of mappers, or `limit` is not an integer.
     ValueError
         There is no mapper, two of them write the same column, or `limit` is below 1.
 
@@ -86,7 +87,7 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
 def joined(mappers: Iterable[Any]) -> Chain:
     """Return a chain that runs the mappers one after another.
 
-    A chain among `mappers` is replaced by its members.
+    A chain among `mappers` is replaced by its members, at any depth. Items are not checked.
     """
     return Chain(tuple(_flat(mappers)))
 
@@ -127,7 +128,8 @@ class Chain(PartitionMap):
     def check(self, frame: Frame) -> None:
         """Raise an error unless each mapper can run on `frame` with the columns of earlier mappers.
 
-        Raises ValueError if two mappers write the same column. `frame` may be empty.
+        Raises ValueError if two mappers write the same column, even with ``overwrite=True``.
+        `frame` may be empty.
         """
         counts = Counter(name for mapper in self.mappers for name in mapper.schema().names)
         if repeated := sorted(name for name, count in counts.items() if count > 1):
@@ -190,9 +192,9 @@ class Chain(PartitionMap):
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Return the result of running all mappers in order on a pandas or cudf frame.
 
-        Mappers tokenize a text once if their tokenizers are equal, and models with equal first
-        layers run these layers once. `meta_dtypes` is the result of the method `meta_dtypes`; None
-        computes it for this frame.
+        Mappers tokenize a text once if their tokenizers are equal, and cut it at the same token or
+        not at all. Models with equal first layers run these layers once. `meta_dtypes` is the
+        result of the method `meta_dtypes`; None computes it for this frame.
         """
         known: Any = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         with shared_tokens(), shared_layers(self.mappers):

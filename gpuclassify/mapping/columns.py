@@ -23,10 +23,12 @@ COLUMN_TYPES = {
 
 
 class DeclaredColumns(Head):
-    """Converter of model outputs to the columns that a user's classifier class declares.
+    """Head (converter of model outputs to columns) for columns that a user's class declares.
 
-    The class declares column names and types as `new_columns`, and computes values in its method
-    `columns`.
+    `declared` maps column names to type names of `COLUMN_TYPES`, such as the class's `new_columns`.
+    `compute`, such as its method `columns`, converts outputs, one row per text, to the columns'
+    values by name. `parts` are the first arguments of `Head`: owner, options and model. Raises
+    TypeError if `compute` is None.
     """
 
     def __init__(
@@ -60,9 +62,9 @@ class DeclaredColumns(Head):
                 )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the new columns by name, computed by the user's `columns` method.
+        """Return the new columns by name, computed by the user's code.
 
-        `values` are the model's outputs, one row per text.
+        `values` are the model's raw outputs, float32 (texts, outputs).
         """
         return self._compute(values)
 
@@ -138,8 +140,8 @@ def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
 def check_room(heads: Iterable[Head], rows: int, most_numbers: int) -> None:
     """Raise OverflowError if a list column of `rows` rows would hold over `most_numbers` numbers.
 
-    cudf limits the numbers in all lists of a column together. `heads` are the converters of model
-    outputs to columns.
+    cudf limits the numbers in all lists of a column together. Columns whose lists have an unknown
+    length are not checked. `heads` are the converters of model outputs to columns.
     """
     for name, numbers in list_sizes(heads).items():
         if rows * numbers > most_numbers:

@@ -80,7 +80,11 @@ class Condition:
         return cls(tuple(map(ast.unparse, _terms(tree))), tuple(columns))
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise ValueError if `schema` lacks a column, or TypeError if types cannot be compared."""
+        """Raise ValueError if `schema` lacks a column, or TypeError if types cannot be compared.
+
+        Also raises TypeError if a term is no condition, such as ``a + 1``, and ValueError if a
+        calculation with constants is too large.
+        """
         for name in self.columns:
             if name not in schema.names:
                 raise ValueError(
@@ -99,7 +103,7 @@ class Condition:
 
         Terms are the operands of the top-level "and", so that a row meets the condition if all of
         them are true. Returns a boolean array of the table's length for each term, by the term's
-        text in `terms`; null means unknown.
+        text in `terms`; null means unknown. Raises OverflowError if a calculation is too large.
         """
         columns = {name: _plain(table[name]) for name in self.columns}
         for name, column in columns.items():  # a column with only nulls is read as text
@@ -162,7 +166,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _check_nodes(node: ast.AST, depth: int = 0) -> None:
-    """Raise ValueError for syntax that conditions may not use, and for nodes below `DEEPEST`."""
+    """Raise ValueError for syntax that conditions may not use, or nested deeper than `DEEPEST`."""
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     match node:
@@ -211,7 +215,10 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array of a type that Arrow can compare; NaN becomes null."""
+    """Return a column as one array of a type that Arrow can compare; NaN becomes null.
+
+    Types that conditions cannot compare, such as lists, stay.
+    """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column, kind = pa.chunked_array([c.storage for c in column.chunks], kind.storage_type), kind
@@ -347,7 +354,9 @@ def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: 
 def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Value:
     """Compare two values of the same kind, such as numbers; `compare` is such as ``pc.less``.
 
-    Numbers are compared exactly, except decimals that have fraction digits with floats.
+    Integers and decimals are compared exactly, with each other and with floats. There are two
+    exceptions: a decimal type with fraction digits is compared with floats as float64, and a
+    constant float is rounded to float32 for a column of float32.
     """
     is_float = [pa.types.is_floating(value.type) for value in (left, right)]
     if all(is_float):
@@ -362,7 +371,7 @@ def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Val
 
 
 def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Value) -> Value:
-    """Compare integers or decimals with floats, as float64.
+    """Compare integers or decimals with floats, as float64, by ``compare(exact, floats)``.
 
     Whole numbers that rounding to float64 makes equal to the float are compared exactly.
     """
@@ -379,8 +388,8 @@ def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Valu
 def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> Value:
     """Apply the arithmetic operator `op` to operands; `parts` maps their syntax trees to values.
 
-    Raises OverflowError that names the first row whose result is too large. `node` is the syntax
-    tree of the whole calculation, for the message.
+    NaN becomes null. Raises OverflowError that names the first row whose result is too large.
+    `node` is the syntax tree of the whole calculation, for the message.
     """
 
     def calculate(*values: Value) -> Value:
@@ -459,7 +468,10 @@ def _without_nan(value: Value) -> Value:
 
 
 def _as_time(text: Value, kind: pa.DataType) -> Value:
-    """Parse texts as times of type `kind`, or of a finer unit so that no digit is lost."""
+    """Parse texts as times of type `kind`, or of a finer unit so that no digit is lost.
+
+    Texts without a zone are in the zone of `kind`. Raises ArrowInvalid if a text is no such time.
+    """
     text = text.cast(pa.string())
     if pa.types.is_time(kind):
         day = pc.binary_join_element_wise("1970-01-01", text, " ")
@@ -478,7 +490,7 @@ def _as_time(text: Value, kind: pa.DataType) -> Value:
 
 
 def _nanoseconds(value: Value) -> Value:
-    """Convert dates or times to nanoseconds, as decimals because far dates exceed int64."""
+    """Convert dates, times or durations to nanoseconds, as decimals because many exceed int64."""
     kind = value.type
     number = value.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
     if pa.types.is_date(kind):

@@ -32,9 +32,9 @@ Columns = Mapping[str, Any]
 class Head(ABC):
     """Base class of heads, which convert a model's outputs to new columns, and filter rows by them.
 
-    All heads of a mapper get the same outputs. `owner` is the mapper's class name, for messages;
-    `model` describes the model. `outputs` is the slice of the model's output dimensions that the
-    head reads.
+    All heads of a mapper get the same outputs. `owner` is the mapper's class name, for messages,
+    `options` are the mapper's settings, and `model` describes the model. `outputs` is the slice of
+    the model's output dimensions that the head reads.
     """
 
     label_field: str | None = None  # name of the label column
@@ -52,7 +52,7 @@ class Head(ABC):
 
     @property
     def labels(self) -> list[Any]:
-        """All labels that a row can get; empty for a head without labels."""
+        """Labels that a row can get, or names of a regression's outputs; empty by default."""
         return []
 
     @abstractmethod
@@ -61,7 +61,10 @@ class Head(ABC):
 
     @property
     def list_size(self) -> int:
-        """Number of elements in each list of this head's list columns; 0 if unknown."""
+        """Length of the lists in this head's columns with lists of floats; 0 if unknown.
+
+        By default, it is the model's number of outputs.
+        """
         return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
@@ -72,25 +75,33 @@ class Head(ABC):
         return
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the mapper's settings fit this head and the model's labels."""
+        """Raise ValueError unless the mapper's settings fit this head and the model's labels.
+
+        Does nothing by default.
+        """
         return
 
     def check_labels(self, *names: Any) -> None:
-        """Raise ValueError if one of `names` is a label that no row can get."""
+        """Raise ValueError if one of the labels `names` is none that a row can get.
+
+        Does nothing by default.
+        """
         return
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """Convert raw outputs, such as logits, to numbers that can be averaged.
 
-        `outputs` have one row per text, or per window (token sequence) of a long text. Default:
-        unchanged.
+        `outputs` are the dimensions that the head reads, with one row per text, or per window
+        (token sequence) of a long text. Default: unchanged.
         """
         return outputs
 
     def values(self, outputs: Outputs) -> np.ndarray:
         """Return activated outputs, one row per text, to pass to `columns` and `passes`.
 
-        Outputs for several windows (token sequences) of a long text are aggregated.
+        They are float32 (texts, outputs), aggregated over the windows (token sequences) of a long
+        text. A subclass may return any other object that its methods read and whose length is the
+        number of texts.
         """
         return outputs.by_text(self.activate, self.outputs)
 
@@ -98,14 +109,16 @@ class Head(ABC):
     def columns(self, values: np.ndarray) -> Columns:
         """Return the new columns by name, each an array or list with one value per text.
 
-        `values` are activated outputs, such as probabilities, float32 (texts, outputs).
+        `values` are the result of the method `values`: by default activated outputs, such as
+        probabilities, float32 (texts, outputs).
         """
 
     def arrays(self, values: np.ndarray) -> dict[str, pa.Array]:
         """Return the new columns as Arrow arrays by name, with the types in `fields`.
 
-        `values` are the result of the method `values`. Raises ValueError if `columns` returns other
-        names than `fields`, a wrong number of values, or values of another type.
+        Strings may be dictionary-encoded. `values` are the result of the method `values`. Raises
+        ValueError if `columns` returns other names than `fields`, a wrong number of values, or
+        values that do not convert to the type.
         """
         made, giver = self.columns(values), f"{self.owner}.columns()"
         fields = {field.name: field for field in self.fields()}
@@ -122,18 +135,19 @@ class Head(ABC):
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Map the name of each filter in use to the mask of texts that pass it, bool (texts,).
 
-        `values` are the result of the method `values`. Names, such as "score", are reasons to drop
-        a text, in `gpuclassify.mapping.stage_counts.REASONS` or in `reasons` of one of the head's
-        `report_parts`.
+        Empty by default. `values` are the result of the method `values`. Names, such as "score",
+        are reasons to drop a text, in `gpuclassify.mapping.stage_counts.REASONS` or in `reasons` of
+        one of the head's `report_parts`.
         """
         return {}
 
     # Methods for the report of a job.
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return additional counts by name for a job's report, from the texts of all rows.
+        """Return additional counts by name for a job's report; empty by default.
 
-        The job adds up the counts of all partitions.
+        `texts` has the text of each row of a partition, None for null. The job adds up the counts
+        of all partitions.
         """
         return {}
 
@@ -186,8 +200,9 @@ def arrow_array(
 ) -> pa.Array:
     """Convert a new column's values to an Arrow array of the field's type.
 
-    Dictionary-encoded strings stay encoded. Raises ValueError unless there are `count` values that
-    can be converted. `giver` names the function that returned the values, for the message.
+    Dictionary-encoded strings stay encoded, and chunked arrays chunked. Raises ValueError unless
+    there are `count` values that can be converted; texts, booleans and numbers are not converted to
+    each other. `giver` names the function that returned the values, for the message.
     """
     if len(values) != count:
         raise ValueError(
@@ -240,8 +255,8 @@ def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array | pa
 def take(array: pa.Array | pa.ChunkedArray, indices: pa.Array) -> Any:
     """Return the elements of an array at `indices`; null for a null index.
 
-    The result is chunked if its lists exceed the 32-bit offsets of one array; pyarrow's ``take``
-    would return wrong offsets, without an error.
+    The result is chunked if its lists could exceed the 32-bit offsets of one array; pyarrow's
+    ``take`` would then return wrong offsets, without an error.
     """
     kind, rows = array.type, max(len(array), len(indices))
     if pa.types.is_list(kind):

@@ -82,8 +82,9 @@ class LabelHead(Head):
     def check_minimums(self, are_several: bool) -> None:
         """Raise ValueError unless `min_score` and `line_min_score` fit a text's number of scores.
 
-        With several scores (`are_several`), a minimum must name its labels; with one, it must be a
-        number. `line_scores_field` has one score per line, so that one label must be named.
+        With several scores (`are_several`), a minimum must be given by label, for labels of the
+        model; with one, it must be a number. With several scores, `line_scores_field` needs a
+        `line_min_score` for exactly one label, whose score it then has.
         """
         options = self.options
         for name in ("min_score", "line_min_score"):
@@ -113,9 +114,10 @@ class LabelHead(Head):
     ) -> None:
         """Raise CheckpointError unless the model is one classifier of this problem type.
 
-        `labels` are the model's labels in output order. The setting `labels`, if set, must be
-        equal; only the length must be equal if the model's labels are placeholders, such as
-        ``LABEL_0``, are not strings, or occur twice.
+        It must have labels, and no more than one head. `labels` are the model's labels in output
+        order. The setting `labels`, if set, must be equal to them; only the length must be equal if
+        the model's labels are placeholders, such as ``LABEL_0``, are not strings in
+        ``config.json``, or occur twice.
         """
         name, passed = checkpoint.identity.name, self.options.labels
         if not checkpoint.labels:
@@ -176,7 +178,7 @@ class LabelHead(Head):
     def reaches(
         self, scores: np.ndarray, minimum: float | tuple[tuple[str, float], ...]
     ) -> np.ndarray:
-        """Return whether each text's scores are at least `minimum`, bool (texts,).
+        """Return whether the scores of each text or line are at least `minimum`, bool (texts,).
 
         `scores` are float32 (texts,). They are (texts, labels) if `minimum` is pairs of label and
         number; then a text must reach the number of each named label.
@@ -245,13 +247,17 @@ class CategoryHead(LabelHead):
         return passed | self.passes_score(values)
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's most probable label, float32 (texts,)."""
+        """Return the probability of each text's most probable label, float32 (texts,).
+
+        `values` are probabilities, float32 (texts, labels).
+        """
         return values.max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless the model is a classifier of this head's problem type.
 
-        A single-label model with only one label is refused, because its probability is always 1.
+        Its labels must be the setting `labels`, if that is set, as in `check_classifier`. A
+        single-label model with only one label is refused, because its probability is always 1.
         """
         self.check_classifier(checkpoint, self.problem_type, checkpoint.labels)
         if self.problem_type == SINGLE_LABEL and len(checkpoint.labels) == 1:
@@ -264,8 +270,8 @@ class CategoryHead(LabelHead):
     def check_settings(self) -> None:
         """Raise ValueError if a filter names an unknown label, or settings do not fit the model.
 
-        `labels_field` needs a multi-label model; structs of scores need `score_field` and distinct
-        labels.
+        `min_score` and `line_min_score` must be given by label. `labels_field` needs a multi-label
+        model; structs of scores need `score_field` and distinct labels.
         """
         super().check_settings()
         self.check_minimums(are_several=True)
@@ -333,7 +339,8 @@ class MultiLabelHead(CategoryHead):
     def check_settings(self) -> None:
         """Raise ValueError if a filter or threshold names an unknown label, or settings do not fit.
 
-        Structs of scores need `score_field` and distinct labels.
+        `min_score` and `line_min_score` must be given by label. Structs of scores need
+        `score_field` and distinct labels.
         """
         super().check_settings()
         if isinstance(self.options.thresholds, tuple):
@@ -341,7 +348,10 @@ class MultiLabelHead(CategoryHead):
             self.check_differ(*dict(self.options.thresholds))
 
     def _are_given(self, values: np.ndarray) -> np.ndarray:
-        """Return the mask of labels whose probability reaches the threshold, (texts, labels)."""
+        """Return the mask of labels whose probability reaches their threshold, (texts, labels).
+
+        `values` are the probabilities. A label without a threshold in the settings has `THRESHOLD`.
+        """
         thresholds = self.options.thresholds
         by_label = dict(thresholds) if isinstance(thresholds, tuple) else {}
         default = THRESHOLD if thresholds is None or by_label else thresholds
@@ -406,18 +416,24 @@ class RegressionHead(LabelHead):
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
         """Return the model's output for each text, (texts,), used to sort examples in reports.
 
-        None if the model has several outputs. `values` are the outputs, float32 (texts, outputs).
+        None if the model has several outputs. `values` are activated outputs, float32 (texts,
+        outputs).
         """
         return values[:, 0] if len(self.labels) == 1 else None
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint is a regression model."""
+        """Raise CheckpointError unless the checkpoint is a regression model with one head.
+
+        Names of its outputs must be the setting `labels`, if that is set, as in `check_classifier`.
+        """
         self.check_classifier(checkpoint, REGRESSION, checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError for settings about labels, and for minimum scores that do not fit.
+        """Raise ValueError for settings about labels, and for score settings that do not fit.
 
-        A minimum is a number if the model has one output, and else names outputs.
+        If the model has one output, a minimum score is a number, and `score_format` must be "list".
+        Otherwise, a minimum is given by name of the output. The default `label_field`, "preds", is
+        accepted, and no such column is written.
         """
         options = self.options
         labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
@@ -465,7 +481,8 @@ def labels_array(is_given: np.ndarray, labels: Sequence[str]) -> pa.ListArray:
 def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
     """Convert scores, float32 (texts, labels), to an Arrow array with one list or struct per text.
 
-    A struct type `kind` has one field per label, in the order of the scores.
+    They are structs if `kind` is a struct type, which has one field per label in the order of the
+    scores; otherwise lists of float32.
     """
     if not pa.types.is_struct(kind):
         return list_array(values)
@@ -476,10 +493,11 @@ def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 def check_published(
     owner: str, options: ModelOptions, labels: list[Any], published: tuple[Any, ...]
 ) -> None:
-    """Warn if a checkpoint's labels differ from the labels that its class declares.
+    """Warn if a checkpoint's labels differ from the labels that a mapper's class declares.
 
-    `published` are the declared labels, and `owner` is the class's name, for the message. Raises
-    CheckpointError instead if the options are `strict`. Nothing is checked if `labels` is empty.
+    `labels` are the checkpoint's, and `published` the declared ones; their order is ignored.
+    `options` are the mapper's settings: raises CheckpointError instead of the warning if they are
+    `strict`. `owner` is the class's name, for the message. Nothing is checked if `labels` is empty.
     """
     if not labels or set(labels) == set(published):
         return

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TextLines:
     """Lines of texts, split by ``str.splitlines``, and the distinct lines that a model runs on.
 
-    Blank lines are not run. A text of only blank lines is run as one line.
+    Blank lines are not run. An empty text, or one of only blank lines, is run as one line.
     """
 
     def __init__(self, texts: list[str]) -> None:
@@ -56,13 +56,14 @@ class TextLines:
 class LineOutputs(Outputs):
     """Model outputs for the distinct lines of texts, and the order of the lines in the texts.
 
-    `values` has one row per distinct line.
+    `values` and `lengths` have one element per distinct line that was run. The other arrays have
+    one per text; `text_windows` is its number of lines that were run, repeats included.
     """
 
     lines: TextLines = field(kw_only=True)
 
     def by_line(self, head: Head) -> np.ndarray:
-        """Return activated outputs, such as probabilities, for every line of every text.
+        """Return activated outputs, such as probabilities, for the lines of all texts.
 
         The array is float32 (lines, outputs), with rows in the order of the lines in the texts.
         Repeats are included, and blank lines are not; a text of only blank lines has one row.
@@ -77,7 +78,7 @@ class LineOutputs(Outputs):
 
         `activate` converts raw outputs, such as logits, to numbers that can be averaged. `outputs`
         selects the output columns. The setting `window_aggregation` selects the aggregation, by
-        default the mean.
+        default the mean; "first" takes the first line that is not blank.
         """
         lines, values = self.lines, super().by_text(activate, outputs)[self.lines.positions]
         if self.aggregation == "first":
@@ -128,7 +129,8 @@ class LinesRunner(Runner):
     def token_lengths(self, texts: list[str]) -> TokenLengths:
         """Count tokens as the model would read the texts' lines, without loading its weights.
 
-        A text's count is the sum over its lines, and each line is one window of the model.
+        A text's count is the sum over its lines, and each line is one window of the model. Blank
+        lines are not counted, and repeated lines are counted each time.
         """
         if not texts:
             return self.runner.token_lengths(texts)
@@ -140,7 +142,10 @@ class LinesRunner(Runner):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager that keeps the model in memory on the device, in this dtype."""
+        """Return the wrapped runner's context manager, which yields the model.
+
+        The model stays in memory, on the device, within the block.
+        """
         return self.runner.lease(device, dtype)
 
     def device_and_dtype(self) -> tuple[Any, Any]:
@@ -148,7 +153,10 @@ class LinesRunner(Runner):
         return self.runner.device_and_dtype()
 
     def batch_bytes(self) -> int | None:
-        """Estimate the bytes of the model's largest batch, without weights; None if unknown."""
+        """Estimate the memory of the model's largest batch in bytes, without weights.
+
+        Returns None if it is unknown.
+        """
         return self.runner.batch_bytes()
 
     def check_weights(self) -> None:
@@ -182,7 +190,11 @@ class LinesRunner(Runner):
 
 @dataclass(frozen=True)
 class LineScores:
-    """Score of each line, and whether the line is kept, for the lines of some texts."""
+    """Score of each line of some texts, and whether the line is kept; blank lines have neither.
+
+    `scores` and `are_kept` have an element per line that was run, in the order of the lines in the
+    texts. The length of the object is the number of texts.
+    """
 
     lines: TextLines
     scores: np.ndarray | None  # float32 (lines run,); None without a column for them
@@ -193,19 +205,28 @@ class LineScores:
 
     @property
     def kept_share(self) -> np.ndarray:
-        """Fraction of each text's non-blank lines that are kept, float32 (texts,)."""
+        """Fraction of each text's non-blank lines that are kept, float32 (texts,).
+
+        For a text of only blank lines, which is run as one line, it is 0 or 1.
+        """
         kept = np.add.reduceat(self.are_kept, self.lines.starts, dtype=np.int64)
         return (kept / self.lines.counts).astype(np.float32)
 
     def score_lists(self) -> pa.Array:
-        """Return an array with a list per text: the score of each line; null for blank lines."""
+        """Return list<float32> with a list per text: the score of each line; null for blank lines.
+
+        A text of only blank lines has a list of one score. `scores` must not be None.
+        """
         lines = self.lines
         numbers = np.zeros(len(lines.is_run), dtype=np.float32)
         numbers[lines.is_run] = self.scores
         return pa.ListArray.from_arrays(lines.offsets, pa.array(numbers, mask=~lines.is_run))
 
     def kept_texts(self) -> pa.Array:
-        """Return each text reduced to its kept lines and its blank lines, as an Arrow array."""
+        """Return each text reduced to its kept lines and its blank lines, as an Arrow string array.
+
+        Line ends stay. A text of only blank lines is kept as a whole or becomes empty.
+        """
         stays = ~self.lines.is_run
         stays[self.lines.is_run] = self.are_kept
         bounds = zip(self.lines.lines, pairwise(self.lines.offsets.tolist()), strict=True)
@@ -244,6 +265,7 @@ class LinesHead(Head):
         """Return `LineScores`: the score of each line, and whether it reaches `line_min_score`.
 
         `outputs` are the model's `LineOutputs`. Without `line_min_score`, all lines are kept.
+        Without `line_scores_field`, the result has no scores.
         """
         head: Any = self.head
         minimum, values = self.options.line_min_score, outputs.by_line(head)
@@ -281,7 +303,8 @@ class LinesHead(Head):
 def with_lines(heads: tuple[Head, ...], options: TextOptions) -> tuple[Head, ...]:
     """Return the heads, and a `LinesHead` after them if the options name columns about lines.
 
-    A head converts model outputs to columns. The added one uses the scores of the head with labels.
+    A head converts model outputs to columns. The added one uses the scores of the first head with a
+    label column, or of the first head if none has one.
     """
     if all(getattr(options, name) is None for name in options.line_names):
         return heads

@@ -24,8 +24,9 @@ CODE, FULL_SETTINGS, MODEL_DESCRIPTION = "code", "full settings", "model descrip
 class PartitionMap(Public):
     """Base class of mappers: functions of a dataframe that add columns and may drop rows.
 
-    A Dask frame is mapped lazily, with the same backend; a pandas or cudf frame is mapped at once.
-    Order, index, divisions, partitions and other columns are unchanged.
+    A Dask frame is mapped lazily, a pandas or cudf frame at once. The result has the same dataframe
+    library, unless `moves_frames`. Order, index, divisions, partitions and other columns are
+    unchanged.
 
     Subclasses are immutable, small to pickle and hold no model, lock or open file: Dask ships them
     to workers and may run any partition again.
@@ -87,7 +88,7 @@ class PartitionMap(Public):
 
     @property
     def drops_rows(self) -> bool:
-        """Whether the result may have fewer rows."""
+        """Whether the result may have fewer rows: True by default for a mapper without members."""
         return not self.members or any(member.drops_rows for member in self.members)
 
     def row_filter(self) -> Any:
@@ -100,14 +101,15 @@ class PartitionMap(Public):
     def keeping(self, field: str) -> PartitionMap | None:
         """Return a copy that drops no row, but writes whether a row passes its filters to a column.
 
-        `field` is the name of this bool column. Returns None if the mapper does not support it.
+        `field` is the name of this bool column. Returns None if the mapper does not support it, as
+        by default. May raise ValueError if it has no filter.
         """
         return None
 
     def schema(self) -> pa.Schema:
-        """Return the Arrow schema of the columns that the mapper adds.
+        """Return the Arrow schema of the columns that the mapper adds or overwrites.
 
-        It has only the columns that are known without a frame.
+        It has only the columns that are known without a frame; by default, those of `members`.
         """
         return pa.schema([field for member in self.members for field in member.schema()])
 
@@ -117,7 +119,10 @@ class PartitionMap(Public):
         return _distinct(member.report_parts for member in self.members)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings by name as JSON values, without secrets, to compare runs."""
+        """Return the settings by name as JSON values, without secrets, to compare runs.
+
+        Empty by default.
+        """
         return {}
 
     def origin(self) -> dict[str, Any]:
@@ -130,7 +135,7 @@ class PartitionMap(Public):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Names of the packages whose versions may change results."""
+        """Names of the packages whose versions may change results; empty by default."""
         return ()
 
     def digest(self) -> dict[str, Any]:
@@ -146,8 +151,8 @@ class PartitionMap(Public):
     def code_parts(self) -> dict[str, str]:
         """Return the class name, a digest of its source, and versions of its libraries, by name.
 
-        Names are "class", "source" and the libraries' names. Only classes outside this package have
-        a "source". A version has no build label, such as "+cpu".
+        Names are "class", "source" and the names of `libraries` that are installed. Only classes
+        outside this package have a "source". A version has no build label, such as "+cpu".
         """
         owner = type(self)
         parts = {"class": owner.__qualname__}
@@ -166,13 +171,17 @@ class PartitionMap(Public):
     def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
         """Return a mapper that computes these result `columns` at least, and drops the same rows.
 
-        Returns None if the input has all of the columns, and no row is dropped.
+        `columns` may also be columns of the input. Returns None if the mapper adds none of them and
+        drops no row. By default, the mapper itself is returned otherwise.
         """
         is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
         return self if is_needed else None
 
     def after(self, earlier: PartitionMap) -> PartitionMap | None:
-        """Return one mapper that runs `earlier`, then this one; None if joining saves nothing."""
+        """Return one mapper that runs `earlier`, then this one; None if joining saves nothing.
+
+        None by default.
+        """
         return None
 
     # `check`, `prepare` and `meta` run in the client, `map_frame` on a worker.
@@ -187,12 +196,15 @@ class PartitionMap(Public):
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
         """Raise an error unless this mapper can use the columns that `earlier` mappers write.
 
-        Does nothing by default.
+        `earlier` are in run order. Does nothing by default.
         """
         return
 
     def prepare(self) -> None:
-        """Pin models to revisions and check their files, in the client, before any task runs."""
+        """Pin models to revisions and check their files, in the client, before any task runs.
+
+        By default, it prepares the `members`. Raises an error if a model does not fit its mapper.
+        """
         for member in self.members:
             member.prepare()
 
@@ -207,7 +219,7 @@ class PartitionMap(Public):
         """Return dtypes that `map_frame` needs but cannot derive from one partition, or None.
 
         `frame` is Dask's empty meta of the input. The result, such as the string dtype for new
-        columns, is passed to `map_frame` for every partition.
+        columns, is passed to `map_frame` for every partition. None by default.
         """
         return None
 
@@ -216,7 +228,7 @@ class PartitionMap(Public):
         """Return the result for a pandas or cudf frame, such as one partition on a worker.
 
         It has the new columns, and lacks dropped rows. `meta_dtypes` is the result of the method
-        `meta_dtypes` for Dask's meta. None computes it for this frame.
+        `meta_dtypes` for Dask's meta; if it is None, the method is called with this frame.
         """
 
     # Integration with Dask.
@@ -239,7 +251,9 @@ class PartitionMap(Public):
         TypeError
             The dataset is not a frame, or the text column does not hold strings.
         ValueError
-            The text column is missing, or an output column exists already.
+            The text column is missing, or an output column exists already and may not be replaced.
+        CheckpointError
+            The model does not fit the mapper.
         """
         if self.main_text_fields and isinstance(dataset, (str, list, tuple)):
             dataset = frame_of_texts(dataset, self.main_text_fields)

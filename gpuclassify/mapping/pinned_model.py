@@ -42,10 +42,11 @@ PIN = "revision= with 40 hex digits"
 class PinnedModel:
     """Description of the model in a mapper's settings, pinned to a revision, without its weights.
 
-    The constructor reads nothing; small files such as ``config.json`` are read when needed, and
-    pickled, so that a worker runs exactly the client's revision. With `has_own_module` the mapper
-    builds the network itself, and ``config.json`` may have any content. With `has_own_columns` the
-    mapper declares its columns, and outputs need not match the file's labels.
+    `options` are the settings. The constructor reads nothing; small files such as ``config.json``
+    are read when needed, and the description made of them is pickled, so that a worker runs exactly
+    the client's revision. With `has_own_module`, the user's code builds the network, and
+    ``config.json`` may have any content. If the user's code also makes the columns
+    (`has_own_columns`), the file's labels are ignored.
     """
 
     def __init__(
@@ -76,7 +77,10 @@ class PinnedModel:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Description of the model, read once from its ``config.json``."""
+        """Description of the model, read from its ``config.json`` and similar files, and cached.
+
+        Raises an error if it cannot be read, or if the settings do not fit it: see `check`.
+        """
         while self._checkpoint is None:
             try:
                 with checking_values(self.repositories[0]):
@@ -187,7 +191,8 @@ class PinnedModel:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise ValueError if the setting `max_seq_length` exceeds the model's number of positions.
 
-        `checkpoint` is the model's description.
+        Rotary positions, and relative ones without a table, set no limit. `checkpoint` is the
+        model's description.
         """
         limit, is_hard = position_limit(checkpoint.sizes)
         wanted = self.options.max_seq_length
@@ -211,8 +216,10 @@ class PinnedModel:
     def check_weights(self, module: OwnModule | None) -> None:
         """Raise CheckpointError if tensors in the weight files do not fit the network.
 
-        `module` is the user's own network; None means the checkpoint's. Networks that only torch
-        can build are compared when the model is loaded, because importing torch takes seconds.
+        `module` is the user's own network; None means the checkpoint's. A checkpoint's network that
+        only torch can build is compared when the model is loaded, because importing torch takes
+        seconds; adapters and the user's network are compared here, by torch. A user's network that
+        loads its weights itself is not checked.
         """
         checkpoint = self.checkpoint
         if checkpoint.layout == STATIC:
@@ -233,7 +240,8 @@ class PinnedModel:
     def check_tokenizer(self) -> None:
         """Raise CheckpointError if the tokenizer has token ids that the model has no embedding for.
 
-        Only ``tokenizer.json`` in a local directory is checked.
+        Only ``tokenizer.json`` in a local directory is checked, and not for a user's own network or
+        static embeddings.
         """
         home = self.tokenizer_home
         file = Path(home.name, "tokenizer.json")
@@ -242,11 +250,12 @@ class PinnedModel:
             check_ids(self.checkpoint, load_backend(file, file))
 
     def is_readable(self) -> bool:
-        """Return whether this machine can read the checkpoint from the Hub or a directory.
+        """Read the checkpoint's description; return False if it is out of this machine's reach.
 
-        If it cannot, an error is raised, unless the settings have `labels`, which determine the
-        columns. Only workers then read the checkpoint. The settings must pin its commit, so that
-        all workers read the same one.
+        False is only returned if the settings have `labels`, which determine the columns, and pin
+        the commit, so that all workers read the same one. It is logged as a warning and remembered
+        in this process, and only workers then read the checkpoint. Otherwise, the error of reading
+        is raised.
         """
         if self._is_out_of_reach:
             return False
@@ -298,8 +307,8 @@ class PinnedModel:
     def weights_bytes(self, dtype: torch.dtype | np.dtype) -> dict[str, int]:
         """Return the bytes of each weight file's tensors if they are loaded as `dtype`, by file.
 
-        Keys are "name@revision/file", which are equal for mappers that share a base model. Empty if
-        a safetensors header cannot be read.
+        Keys are "name@revision/file", which are equal for mappers that share a base model. A user's
+        own network counts as float32 for any `dtype`. Empty if a safetensors header cannot be read.
         """
         # A user's own module keeps the dtype of its weights, and torch casts inputs.
         item_bytes = 4 if self.has_own_module else dtype.itemsize

@@ -39,9 +39,10 @@ def read_share_columns(
 
     They are the number of windows (token sequences), int64; the share of the text, float32; and
     whether it was cut, bool. Values are null for null texts, and columns without a name in
-    `options` are omitted. `texts` has each row's text, not cut to `max_chars`. `windows` and
-    `seen_share` have each distinct text's number of windows and share of tokens read. `positions`
-    has each row's index into both, int64 (rows,); -1 for null.
+    `options` are omitted. `texts` has each row's text or pair, not cut to `max_chars`. `windows`
+    and `seen_share` have each distinct text's number of windows and share of tokens read, after the
+    cut to `max_chars`. `positions` has each row's index into both, int64 (rows,); -1 for null. The
+    share of the text is `seen_share` times the share of characters that `max_chars` leaves.
     """
     rows = pa.array(positions, mask=positions < 0)
     left = np.ones(len(texts), dtype=np.float32)  # share of characters after the cut

@@ -1,4 +1,4 @@
-"""Route: run another mapper for each row, selected by the value of a column, such as language."""
+"""Route: run one of several mappers on each row, selected by a column such as the language."""
 
 from __future__ import annotations
 
@@ -99,8 +99,9 @@ class Route(Declared, PartitionMap):
     def digest(self) -> dict[str, Any]:
         """Return digests that differ if the route may return other results, by name.
 
-        Each name begins with the mapper's, such as "to deu_Latn full settings". "code" is a dict of
-        versions and digests of all mappers' code.
+        They are the mappers' digests, with "to VALUE" or "otherwise" before their names, such as
+        "to deu_Latn full settings". "code" is a dict of versions and digests of all mappers' code,
+        with such names, too. The setting `by` is only in `describe`.
         """
         digests: dict[str, Any] = {CODE: {}}
         for name, mapper in _named(self.to, self.otherwise):
@@ -128,7 +129,8 @@ class Route(Declared, PartitionMap):
     def describe(self) -> dict[str, Any]:
         """Return `by`, and each mapper's repr and model revision (commit or digest), by name.
 
-        Names are such as "to deu_Latn" and "to deu_Latn model_revision".
+        Names are such as "to deu_Latn" and "to deu_Latn model_revision". A revision is None if the
+        model cannot be reached.
         """
         described: dict[str, Any] = {"by": self.by}
         for name, mapper in _named(self.to, self.otherwise):
@@ -151,8 +153,9 @@ class Route(Declared, PartitionMap):
     def check(self, frame: Frame) -> None:
         """Raise an error unless all mappers can read the frame and write the same columns.
 
-        The values in the column `by` must be of the type of the keys of `to`. The frame may be
-        empty.
+        The frame must have the column `by`, whose values must be of the type of the keys of `to`
+        (floats are accepted for integers); no mapper may write it. Columns must also be in the same
+        order and of the same types. The frame may be empty.
         """
         check_is_there(self.by, list(frame.columns), "by", "column")
         self._values(frame.iloc[:0])
@@ -173,7 +176,9 @@ class Route(Declared, PartitionMap):
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
         """Raise ValueError if a key of `to` is not a label of the classifier that writes `by`.
 
-        No row would ever have such a key. `earlier` are the mappers that run before the route.
+        No row would ever have such a key. `earlier` are the mappers that run before the route, in
+        order. Mappers before the last one that is not row-wise are not checked, because that may
+        change labels. Raises an error if model files must be read for the labels and cannot be.
         """
         for mapper in reversed(earlier):
             for text_mapper in mapper.text_mappers():
@@ -185,7 +190,7 @@ class Route(Declared, PartitionMap):
                 return
 
     def parts_of(self, frame: Frame) -> Iterable[tuple[TextMapper, Frame]]:
-        """Return pairs of each mapper and a frame of the rows that it runs on.
+        """Return pairs of each mapper and a frame of the rows that it runs on, which may be empty.
 
         If the frame lacks the column `by`, each mapper is paired with the whole frame.
         """
@@ -209,7 +214,8 @@ class Route(Declared, PartitionMap):
     def _values(self, frame: Frame) -> pa.DictionaryArray:
         """Return the column `by` of a frame, dictionary-encoded.
 
-        Raises TypeError if its type is not the type of the keys of `to`.
+        Raises TypeError if its type is not the type of the keys of `to`; floats are accepted for
+        integers. The type is not checked for nulls only, or for unknown categories of Dask.
         """
         values = backend_of(frame).list_array(frame, self.by)
         coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
@@ -227,8 +233,8 @@ class Route(Declared, PartitionMap):
         """Run on each row the mapper for its value of `by`; return the frame with the new columns.
 
         The frame is a pandas or cudf frame, and the row order is unchanged. Rows without a mapper
-        get nulls, and are dropped if the mappers filter rows. `meta_dtypes` is the dtype of new
-        string columns; None derives it from the frame.
+        get nulls, and are dropped if the mappers drop rows; in a `keep_field`, they get False.
+        `meta_dtypes` is the dtype of new string columns; None derives it from the frame.
         """
         backend, schema, stages = backend_of(frame), self.schema(), current_run().stages
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
@@ -270,9 +276,10 @@ def _name_row(frame: Frame, rows: np.ndarray, row: int) -> str:
 
 
 def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> None:
-    """Raise ValueError if the mapper writes `column`, but one of `labels` is not its label.
+    """Raise ValueError if `column` is the mapper's label column, and a label is none of its labels.
 
-    The model's files are read if its settings have no labels; raises an error if that fails.
+    `labels` are the labels to check. The model's files are read if the settings have no labels;
+    raises an error if that fails.
     """
     if mapper.options.plans_without_model or mapper.model.is_readable():
         for head in mapper.heads:

@@ -54,9 +54,13 @@ class NonFiniteOutputError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Outputs:
-    """Model outputs for some texts, in the order of the texts, with counts of the windows read.
+    """Model outputs for some texts, in the order of the texts, with counts of their windows.
 
     A window is a sequence of tokens that the model reads at once; long texts may have several.
+    `values` has an element per window that was run: all windows of a text, or only its first.
+    `text_windows` counts all windows of each text, and `counts` those that were run; None is one
+    per text. `seen_share` is the share of each text's tokens in the windows that were run, and
+    `lengths` the number of the text's tokens in each of these.
     """
 
     # float32 (windows, outputs), or an object or record per window, (windows,). Windows are sorted
@@ -92,7 +96,8 @@ class Outputs:
 class Runner(ABC):
     """Base class of runners, which compute a model's outputs for texts on a worker.
 
-    The model is the checkpoint's own network, or `own_module`, a torch module of the user.
+    `options` are the mapper's settings, and `model` describes the model. Its network is the
+    checkpoint's or, if it is not None, `own_module`, a torch module of the user.
     """
 
     def __init__(self, options: Any, model: PinnedModel, own_module: OwnModule | None) -> None:
@@ -102,7 +107,7 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute the model's outputs for distinct texts.
+        """Compute the model's outputs for distinct texts: at least one, and none of them null.
 
         Counts and times of the run are added to `stats`. `name_text` returns the name of a text for
         messages, from its index in `texts`. Raises NonFiniteOutputError if outputs of a text are
@@ -122,7 +127,8 @@ class Runner(ABC):
     ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the model, and keeps it in memory within the block.
 
-        The model is loaded on the device in this dtype, once per process.
+        The model is loaded on the device in this dtype, unless it is in this process's cache. A
+        runner may use a wider dtype.
         """
 
     @abstractmethod
@@ -131,11 +137,14 @@ class Runner(ABC):
 
     @abstractmethod
     def batch_bytes(self) -> int | None:
-        """Estimate the bytes of the model's largest batch, without weights; None if unknown."""
+        """Estimate the memory of the model's largest batch in bytes, without weights.
+
+        Returns None if it is unknown.
+        """
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Names of the packages whose versions may change outputs."""
+        """Names of the packages whose versions may change outputs; empty by default."""
         return ()
 
     def check_weights(self) -> None:
@@ -187,7 +196,10 @@ class Runner(ABC):
         return any(key[0] == model_key for key in keys)  # type: ignore[index]
 
     def evict(self) -> None:
-        """Remove the model from this process's cache of loaded models, to free its memory."""
+        """Remove the model from this process's cache of loaded models, to free its memory.
+
+        It stays if it is in use.
+        """
         from gpuclassify.inference.residency import MODELS
 
         if self.model.is_described:  # an undescribed model was never loaded
@@ -210,7 +222,10 @@ class NetworkRunner(Runner):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Names of the packages that tokenize texts and run the network; peft for an adapter."""
+        """Names of the packages that tokenize texts and run the network.
+
+        peft is one of them if the model is known to be an adapter.
+        """
         adapters = ("peft",) if self.model.has_adapter else ()
         return ("tokenizers", "torch", "transformers", *adapters)
 
@@ -223,8 +238,9 @@ class NetworkRunner(Runner):
     ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the result of `load`, cached under `key`.
 
-        The result stays in memory within the block. Less recently used models are freed if the
-        device lacks memory for the model's weights in `dtype`.
+        The result stays in memory within the block. Before `load` is called, models that are not in
+        use are freed, least recently used first, until the device has memory for the model's
+        weights in `dtype`.
         """
         from gpuclassify.inference.memory import free_bytes
         from gpuclassify.inference.residency import MODELS
@@ -235,7 +251,10 @@ class NetworkRunner(Runner):
         return MODELS.lease(key, load, needed, functools.partial(free_bytes, device))
 
     def batch_bytes(self) -> int | None:
-        """Estimate the bytes of the network's largest batch, without weights; None if unknown."""
+        """Estimate the memory of the network's largest batch in bytes, without weights.
+
+        Returns None if it is unknown.
+        """
         from gpuclassify.inference.memory import largest_batch_bytes
 
         return largest_batch_bytes(self.model.checkpoint.sizes, *self.device_and_dtype())
@@ -263,7 +282,8 @@ class EncoderRunner(NetworkRunner):
     def encoder(self) -> EncoderRunner | None:
         """The runner itself if its network has known layers, which others may share, or None.
 
-        The layers of the user's own module and of static embeddings are unknown.
+        The layers of the user's own module and of static embeddings are unknown. Subclasses have
+        None, unless they override this property.
         """
         has_layers = self.own_module is None and self.model.checkpoint.layout != STATIC
         return self if type(self) is EncoderRunner and has_layers else None
@@ -272,8 +292,8 @@ class EncoderRunner(NetworkRunner):
         """Compute the network's outputs for distinct texts.
 
         Counts and times of the run are added to `stats`. `name_text` returns the name of a text for
-        messages, from its index in `texts`. A text with NaN or infinite outputs is run again alone
-        in float32; raises NonFiniteOutputError if that does not help.
+        messages, from its index in `texts`. A window (token sequence) with NaN or infinite outputs
+        is run again, alone and in float32; raises NonFiniteOutputError if that does not help.
         """
         from gpuclassify.inference.batching import longest_first
         from gpuclassify.tokenizing.prefetch import TokenSource, current_store
@@ -319,7 +339,8 @@ class EncoderRunner(NetworkRunner):
         """Return a context manager that yields the model, and keeps it in memory within the block.
 
         If the user has not set a dtype, and outputs for random texts are not finite in `dtype`, a
-        wider one is used: bfloat16 after float16, and then float32.
+        wider one is used and logged: bfloat16 instead of float16, if the GPU supports it, else
+        float32. The choice is remembered in this process. A dtype that the user has set is used.
         """
         import torch
 
@@ -386,7 +407,10 @@ class EncoderRunner(NetworkRunner):
         return (self.resident_key, str(device), str(dtype), *definition)
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key under which the measured limits of the model's batch size are cached."""
+        """Return the key under which the limits of batches and the outputs of models are cached.
+
+        It has `model_key` for the device and dtype of `model`, and the setting `engine`.
+        """
         return self.model_key(model.device, model.dtype), self.options.engine
 
     def text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
@@ -412,7 +436,8 @@ class EncoderRunner(NetworkRunner):
     ) -> np.ndarray:
         """Return the outputs of a window that runs again, alone and in float32, (outputs,).
 
-        `tokens` has only this window, whose outputs were NaN or infinite in the batch.
+        `tokens` has only this window, whose outputs were NaN or infinite in the batch. Raises
+        NonFiniteOutputError if they are again, with the text's name from `name_text`.
         """
         import torch
 
@@ -438,7 +463,8 @@ def run_windows(
     """Tokenize texts, and compute the outputs of distinct windows, float32 (windows, outputs).
 
     Returns the stream of windows (token sequences), which maps them back to the texts, and the
-    outputs. Counts and times are added to `stats`.
+    outputs; for a token classifier, these are an object array with an array per window. Counts and
+    times are added to `stats`.
     """
     from gpuclassify.inference import engine
     from gpuclassify.tokenizing.prefetch import TokenStream

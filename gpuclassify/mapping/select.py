@@ -1,4 +1,4 @@
-"""Filters that drop rows by the values in their columns, such as `Select`, by a condition."""
+"""Mappers that only drop rows, by values of their columns; `Select` does so by a condition."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class Select(Declared, RowFilter):
     TypeError
         Types cannot be compared, such as a text with a number.
     OverflowError
-        A result is a whole number of more than 64 bits; the message names the row.
+        A calculation exceeds 64 bits of integers, or 37 digits of decimals. Raised when rows are
+        read; the message names the row.
 
     Examples
     --------
@@ -101,7 +102,7 @@ class Select(Declared, RowFilter):
     )
 
     def check_together(self) -> None:
-        """Raise ValueError or TypeError unless the condition `where` can be parsed."""
+        """Raise ValueError unless the condition `where` can be parsed and names a column."""
         self.condition  # noqa: B018
 
     @functools.cached_property

@@ -40,8 +40,8 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
     """Return a context manager that lets the mappers' models run equal leading layers only once.
 
-    When a mapper runs its model, the models of later mappers that share layers run on the same
-    batches, and their outputs are cached until their mapper runs.
+    In its block, when a mapper runs its model, the models of later mappers that share layers run on
+    the same batches. Their outputs are cached until the block ends. `mappers` are in run order.
     """
     return set_variable(current_run_windows, _SharedOutputs(mappers).run_windows)
 
@@ -62,9 +62,10 @@ class _SharedOutputs:
     ) -> tuple[TokenStream, np.ndarray]:
         """Return the windows (token sequences) of texts, and outputs, a row per distinct window.
 
-        `source` tokenizes the texts. Outputs of `model` that an earlier call has cached are not
-        computed again. Else, models of later mappers whose first layers equal those of `model` run
-        with it, and their outputs are cached. Counts and times are added to `stats`.
+        `runner` runs `model`, and `source` tokenizes the texts. If an earlier call has run this
+        model, only windows without cached outputs are run. Otherwise, models of later mappers whose
+        first layers equal those of `model` run with it, and their outputs are cached. Counts and
+        times are added to `stats`.
         """
         from gpuclassify.inference import engine
         from gpuclassify.inference.leading_layers import ModelsInStep
@@ -101,10 +102,12 @@ class _SharedOutputs:
     def _followers(
         self, runner: EncoderRunner, model: LoadedModel, leases: contextlib.ExitStack
     ) -> Iterator[tuple[Hashable, Follower]]:
-        """Yield (`run_key`, model) of later mappers whose models share leading layers with `model`.
+        """Yield (`run_key`, `Follower`) for later models that share leading layers with `model`.
 
-        Later mappers are those after the mapper of `runner`, which runs `model`. Their models stay
-        loaded until `leases` is closed.
+        They are models of mappers after the mapper of `runner`, which runs `model`. Each runs on
+        windows that pass the filters of the mappers before it; the search ends after a mapper whose
+        filter cannot be evaluated on these windows. The models stay loaded until `leases` is
+        closed.
         """
         from gpuclassify.inference.leading_layers import Follower
 
@@ -182,11 +185,11 @@ def _lease_follower(
     first: LoadedModel,
     leases: contextlib.ExitStack,
 ) -> tuple[Any, Shared]:
-    """Load the model of `encoder`, and return it with the number of layers shared with `first`.
+    """Load the model of `encoder`; return it, and the leading layers that it shares with `first`.
 
     `first` is the loaded model of `leader`. If leading layers are shared, the model of `encoder`
-    stays loaded until `leases` is closed. It is None, and nothing is shared, if it was not loaded,
-    because memory is short or an earlier call found no shared layers.
+    stays loaded until `leases` is closed. The model is None, and nothing is shared, if it was not
+    loaded, because memory is short or an earlier call found no shared layers.
     """
     from gpuclassify.inference.leading_layers import NOTHING, shared_layers
     from gpuclassify.inference.memory import free_bytes

@@ -49,8 +49,10 @@ NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "occurrence
 class TextOutcomes:
     """Result of one mapper for each distinct text: passed filters, label and certainty.
 
-    The certainty is a number such as the label's probability. Used to count dropped rows and select
-    example texts for a job's report.
+    The certainty is a number such as the label's probability. `passed` maps each filter's reason to
+    drop a text, such as "score", to the mask of texts that pass it; None without filters. `labels`
+    and `certainties` are None if the mapper has none. Used to count dropped rows and select example
+    texts for a job's report.
     """
 
     texts: Texts
@@ -60,14 +62,15 @@ class TextOutcomes:
 
     @property
     def names(self) -> list[str]:
-        """Names of the reasons to drop a text, such as "score", in order of precedence."""
+        """Names of all possible reasons to drop a text, such as "score", in order of precedence."""
         return [*dict.fromkeys([*REASONS, *(self.passed or ())])]
 
     @functools.cached_property
     def reasons(self) -> np.ndarray:
         """Reason to drop each text, int8 (texts,): an index into `names`, or `KEPT` (-1) for none.
 
-        If several filters drop a text, the first reason counts.
+        If several filters drop a text, the first reason counts. A dropped text that is empty or
+        blank has that reason instead.
         """
         reasons = np.full(len(self.texts), KEPT, dtype=np.int8)
         for index, name in reversed([*enumerate(self.names)]):
@@ -83,20 +86,20 @@ class TextOutcomes:
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
         """Return example texts by label and by reason to drop.
 
-        ``labels`` maps each label, and ``dropped`` each reason, to pairs of certainty (a number or
-        None) and beginning of the text. They are the `most` pairs with the highest certainties,
-        then the `most` with the lowest. A mapper with numbers instead of labels has one label, "".
+        ``labels`` is the result of `labelled`. ``dropped`` maps each reason that has dropped texts,
+        except "null", "empty" and "blank", to examples of the same form.
         """
         reasons, named = self.reasons, [*enumerate(self.names)][BLANK + 1 :]
         dropped = {name: np.flatnonzero(reasons == index) for index, name in named}
         return {"labels": self.labelled(most), "dropped": self._pick(dropped, most)}
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
-        """Return example texts by label, each as a pair of certainty and beginning of the text.
+        """Return example texts by label, each as a list of certainty and beginning of the text.
 
-        They are the `most` pairs with the highest certainties, then the `most` with the lowest. A
-        certainty may be None. Only the most frequent labels have examples. A mapper with numbers
-        instead of labels has one label, "".
+        They are the `most` texts with the highest certainties, then the `most` with the lowest. If
+        the mapper has no certainties, they are the first and last texts, and the certainty is None.
+        Only the `MOST_LABELS_WITH_EXAMPLES` most frequent labels have examples. A mapper with
+        numbers instead of labels has one label, "".
         """
         groups = {"": np.arange(len(self.texts))} if self.certainties is not None else {}
         if self.labels is not None:
@@ -127,7 +130,9 @@ class TextOutcomes:
 class StageCounts:
     """Counts of rows and example texts of one run, by name of the mapper, in run order.
 
-    Mappers add their counts while they run within ``run_context(stages=...)``.
+    A mapper whose name is taken gets a number, such as "QualityClassifier 2". Mappers add their
+    counts while they run within ``run_context(stages=...)``. `most_examples` is the number of the
+    most certain and of the least certain examples of a label or reason; 0 for none.
     """
 
     most_examples: int = 0  # texts at each end of a group of examples; 0 for no examples
@@ -178,9 +183,10 @@ class StageCounts:
     ) -> None:
         """Record the counts of a `Route`, which runs one of several mappers per row.
 
-        `routes` maps a description of routed rows, such as "language=de", to the counts of their
-        mapper. These are recorded separately and summed. `unrouted` is the number of rows without a
-        mapper, which pass no filter if the mappers have filters (`has_filters`).
+        `mapper` is the route. `routes` maps a description of routed rows, such as "language=de", to
+        the counts of their mapper. Their sums are recorded by name of the route, and the counts of
+        each mapper under ``models`` in it. `unrouted` is the number of rows without a mapper, which
+        pass no filter if the mappers have filters (`has_filters`).
         """
         name, refused = self._name(mapper), {NO_MODEL: unrouted} if has_filters and unrouted else {}
         dropped, would_drop = (refused, {}) if mapper.drops_rows else ({}, refused)
@@ -228,8 +234,8 @@ def is_condition(name: str) -> bool:
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
     """Return the names of new columns whose values are counted in a report.
 
-    They have labels, lists of labels, booleans or integers, or lists of structs with a field
-    "label". Columns of integers with the metadata `COUNT` are absent.
+    They have the metadata `LABEL`, or hold lists of texts, booleans, int64, or lists of structs
+    with a field "label". Columns with the metadata `COUNT` are absent.
     """
     counted: list[str] = []
     for schema in (mapper.schema() for mapper in mappers):
@@ -263,10 +269,10 @@ def count_labels(
 ) -> dict[str, dict[str, Any]]:
     """Count the rows by label in the named columns of a table or a dict of arrays.
 
-    Returns three dicts by column. ``labels`` has the number of rows by label; a row with several
-    labels counts once for each of them. ``labelled`` has the number of rows whose value is not
-    null, which may be an empty list. ``occurrences``, only for lists of structs, has the number of
-    structs by label.
+    Columns that are missing are skipped. Returns three dicts by column. ``labels`` has the number
+    of rows by label, as `count_values`; a row with several labels counts once for each of them.
+    ``labelled`` has the number of rows whose value is not null, which may be an empty list.
+    ``occurrences``, only for lists of structs, has the number of structs by label.
     """
     there = columns.column_names if isinstance(columns, pa.Table) else columns
     counts: dict[str, dict[str, Any]] = {"labels": {}, "labelled": {}, "occurrences": {}}
@@ -304,8 +310,9 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
 def beginning(text: str | tuple[str, str]) -> str:
     """Return the first `EXAMPLE_CHARS` characters of a text as one line, to show it as an example.
 
-    The texts of a pair are joined. Control characters, direction marks and lone surrogates are
-    removed, because they would change the display of other text.
+    A longer text gets "…" at the end. The texts of a pair are joined by " | ". Control characters,
+    direction marks and lone surrogates are removed, because they would change the display of other
+    text.
     """
     if isinstance(text, tuple):
         return " | ".join(map(beginning, text))
@@ -316,7 +323,8 @@ def beginning(text: str | tuple[str, str]) -> str:
 def marked_line(text: str, start: int, end: int) -> str:
     """Return the passage ``text[start:end]`` as one line, between the two characters in `MARKS`.
 
-    It has up to `CONTEXT_CHARS` characters of the text on each side. Long passages are cut.
+    It has up to `CONTEXT_CHARS` characters of the text on each side, and "…" where the text goes
+    on. Only the first `EXAMPLE_CHARS` characters of the passage are shown.
     """
     first, last = max(0, start - CONTEXT_CHARS), min(len(text), end + CONTEXT_CHARS)
     inside = text[start : min(end, start + EXAMPLE_CHARS)]
@@ -333,5 +341,8 @@ def _without_controls(line: str) -> str:
 
 
 def best_and_worst(ordered: list[Any], most: int) -> list[Any]:
-    """Return the first `most` and the last `most` items of a list; all if they would overlap."""
+    """Return the first `most` and the last `most` items of a list; all if they would overlap.
+
+    `most` must be at least 1.
+    """
     return ordered if len(ordered) <= 2 * most else ordered[:most] + ordered[-most:]

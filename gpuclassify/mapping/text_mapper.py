@@ -72,9 +72,10 @@ _PARTS = frozenset({"options", "model", "runner", "heads", "licence", "cite"})
 class TextMapper(RowWiseMap, Generic[Settings]):
     """Base class of mappers that run one model over a text column and add columns of its outputs.
 
-    The constructor stores settings and reads nothing. When a dataset is passed, the model's
-    configuration and headers of weights are read once, so that mistakes fail before any work
-    starts. Weights are loaded on workers, once per process.
+    With filters, they also drop rows. The constructor checks and stores settings, and reads no
+    file. When a dataset is passed, the model's configuration and headers of weights are read once,
+    so that mistakes fail before any work starts. Weights are loaded in each process that runs
+    partitions, with its first partition or by `setup`.
 
     A subclass declares the classes of its parts (`model_type`, which describes the model;
     `runner_type`, which computes outputs; and `head_type`, which converts them to columns, or
@@ -137,7 +138,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Description of the model, pinned to a revision, without weights."""
+        """Description of the model, pinned to a revision when it is first read, without weights."""
         return self.model_type(
             self.options,
             has_own_module=self.build_module is not None,
@@ -146,14 +147,17 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def runner(self) -> Runner:
-        """Runner that computes the model's outputs for whole texts, or for each of their lines."""
+        """Runner of `make_runner`, which computes the model's outputs for texts; not pickled.
+
+        With ``long_text="lines"``, it is wrapped to compute outputs for each line of a text.
+        """
         runner = self.make_runner()
         return LinesRunner(runner) if self.options.runs_lines else runner
 
     def make_runner(self) -> Runner:
-        """Return the runner that computes the model's outputs for whole texts.
+        """Create the runner that computes the model's outputs for texts, not for their lines.
 
-        Subclasses may override it.
+        It runs the network of `build_module` if the class has it. Subclasses may override it.
         """
         module = None
         if self.build_module is not None:
@@ -162,7 +166,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def heads(self) -> tuple[Head, ...]:
-        """Heads, which convert the model's outputs to columns and apply filters."""
+        """Heads, which convert the model's outputs to columns and apply filters; not pickled.
+
+        They are those of `make_heads`, or one for `new_columns` if the class declares any. If the
+        settings name columns about the lines of a text, a head for these comes last.
+        """
         heads = self._declared_heads() or self.make_heads()
         return with_lines(heads, self.options) if self.options.runs_lines else heads
 
@@ -173,7 +181,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return (DeclaredColumns(*parts, declared=self.new_columns, compute=self.columns),)
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return the heads, which convert outputs to columns; by default, one of type `head_type`.
+        """Create the heads, which convert outputs to columns; by default, one of type `head_type`.
 
         Subclasses may override it. It is not called for a class that declares `new_columns`.
         """
@@ -195,8 +203,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def digest(self) -> dict[str, Any]:
         """Return digests that differ if the mapper may return other results, by name.
 
-        "full settings" and "model description" are hex digests. "code" is a dict of the class name,
-        a digest of its source, and versions of libraries.
+        "full settings" and "model description" are hex digests, and "code" is the dict of
+        `code_parts`. The model's configuration is read, unless this machine cannot reach it.
         """
         *_, options, attributes = self._definition()
         return {
@@ -211,7 +219,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return self.runner.libraries
 
     def _definition(self) -> tuple[Any, ...]:
-        """Return module, class name, digest of the class, settings and digests of attributes."""
+        """Return (module, class name, digest of the class, settings, digests of attributes).
+
+        The last is a list of (name, digest) for other attributes of the object, sorted by name.
+        """
         owner = type(self)
         attributes = sorted(
             (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
@@ -233,10 +244,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return html_table(self.__name__, [("", self.purpose), *rows])
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings by name as JSON values, and the model's revision.
+        """Return settings that change results, as JSON values by name, and the model's revision.
 
-        ``model_revision`` is the model's commit, or the digest of its directory; None if it cannot
-        be reached.
+        ``model_revision`` is the model's commit, or the digest of its directory; None if the model
+        cannot be reached. Without a model, it is the version of the rules.
         """
         described = self.options.describe()
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
@@ -247,9 +258,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def origin(self) -> dict[str, Any]:
         """Return facts on the origin of the mapper's columns by name, for a dataset card.
 
-        They are the class name as ``kind``, ``model``, ``commit``, and ``settings`` other than
-        defaults. Published models add ``licence`` and ``citation``. A mapper that uses rules in
-        place of a model has only ``kind`` and ``settings``, with the rules' version.
+        They are the class name as ``kind``, ``model``, ``commit`` (None if the model cannot be
+        reached), and ``settings`` that differ from the defaults of `Options`, without ``revision``
+        and ``labels``. The class's default model and models of the catalogue add ``licence`` and
+        ``citation``. A mapper that uses rules in place of a model has only ``kind`` and
+        ``settings``, with the rules' version.
         """
         settings, given = self.describe(), self.options.settings()
         usual = {field.name: field.default for field in dataclasses.fields(self.options)}
@@ -310,13 +323,20 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return tuple(dict.fromkeys(part for head in self.heads for part in head.report_parts))
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code; `show` formats the value of each setting."""
+        """Return the constructor call as Python code; `show` formats the value of each setting.
+
+        It has ``model``, and the settings that differ from the class's defaults.
+        """
         settings = changed_settings(self.options, self.defaults, ["model"])
         return call_text(self.__name__, settings, show)
 
     @property
     def labels(self) -> list[Any]:
-        """All labels that a row can get, in the order of the model; empty without labels."""
+        """Distinct labels that a row can get, in the order of the model; empty without labels.
+
+        For a regression model, they are the names of its outputs. The model's configuration may be
+        read for them.
+        """
         return list(dict.fromkeys(label for head in self.heads for label in head.labels))
 
     def schema(self) -> pa.Schema:
@@ -356,8 +376,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def after(self, earlier: PartitionMap) -> PartitionMap:
         """Return a chain: a mapper that runs `earlier`, then this one, in one task per partition.
 
-        Mappers in a chain share the tokens of texts; models with equal leading layers run these
-        once.
+        Mappers in a chain share the tokens of texts if their tokenizers are equal. Models with
+        equal leading layers run these once.
         """
         from gpuclassify.mapping.chain import joined
 
@@ -368,9 +388,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def check(self, frame: Frame) -> None:
         """Raise an error unless the mapper can run on the frame, which may be empty.
 
-        It must have the text columns and no column of the new ones' names, unless the settings
-        allow to overwrite. The filters must match the model. Its files are read if the settings
-        have no labels; raises an error if they are out of reach.
+        The frame must have the text columns, which hold strings. It must have no column with the
+        name of a new one, unless the setting `overwrite` is True. Settings must fit the model,
+        whose small files are read unless the settings have labels; an error is raised if they are
+        out of reach. Labels that differ from `published_labels` cause a warning, or CheckpointError
+        if the setting `strict` is True.
         """
         columns, backend = list(frame.columns), backend_of(frame)
         for name in self.text_fields:
@@ -390,9 +412,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
                     check_published(owner, options, self.labels, self.published_labels)
 
     def prepare(self) -> None:
-        """Check the model's small files, and send its Hub token to workers, before any work starts.
+        """Check the model's files, and send its Hub token to workers, before any work starts.
 
-        Raises CheckpointError if the model does not fit the mapper.
+        The configuration, the headers of weights and the tokenizer are read; nothing is checked if
+        this machine cannot reach them and the settings have labels. Raises CheckpointError if the
+        model does not fit the mapper, or ModelChangedError if its directory has changed.
         """
         if self.model.is_readable():
             self._check_model()
@@ -428,7 +452,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
             pass
 
     def teardown(self) -> None:
-        """Free the model's memory in this process, and on all workers of the Dask client."""
+        """Free the model's memory in this process, and on all workers of the current Dask client.
+
+        A model that a task uses at the moment stays. Without a client, only this process is
+        affected.
+        """
         self.runner.evict()
         distributed = sys.modules.get("distributed")
         with contextlib.suppress(ValueError):  # no client
@@ -450,20 +478,22 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def read_texts(self, frame: Frame) -> Texts:
-        """Return each row's text, or pair of texts as a tuple; None for null.
+        """Return each row's text, or pair of texts as a tuple; None for a null row.
 
-        Texts are cut to one character more than `max_chars`, so that `compute` can detect long
-        texts. They are whole if a column needs the share of the text that was read.
+        Text columns are cut to one character more than the setting `max_chars`, so that `compute`
+        can detect long texts. They are whole if it is None, or if an output column needs the share
+        of the text that was read.
         """
         most = self.options.max_chars
         max_chars = None if most is None or self.options.shows_read_share else most + 1
         return Texts(self.list_texts(frame, max_chars))
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[Any]:
-        """Return each row's text, or pair of texts as a tuple; None for null.
+        """Return each row's text, or pair of texts as a tuple; None for a null row.
 
-        A template is filled from several columns. Text columns are cut to `max_chars` characters
-        first; None does not cut.
+        With a `text_template`, the text is the filled template. A row is null if its `text_field`
+        is null, or either text of a pair. Text columns are cut to `max_chars` characters before the
+        template is filled; None does not cut.
         """
         template, texts = self.options.text_template, backend_of(frame).texts
         columns = {name: texts(frame, name, max_chars) for name in self.text_fields}
@@ -479,9 +509,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
         """Return new columns by name for the rows' texts, and the mask of rows that filters keep.
 
-        Each distinct text is run once. Columns have one value per row, null for a null text, in the
-        order of the schema. The mask is bool (rows,), false for a null text; None without filters.
-        `name_row` returns the name of a row for messages, from its index.
+        `texts` are the result of `read_texts`. Each distinct text is run once. Columns have one
+        value per row, null for a null text (False in `keep_field`), in the order of the schema. The
+        mask is bool (rows,), false for a null text; None without filters. `name_row` returns the
+        name of a row for messages, from its index. Statistics are reported by `report_stats` and,
+        within a job, counts are added to the job's.
         """
         started = time.perf_counter()
         distinct, positions = texts.fold(self.options.max_chars)
@@ -521,7 +553,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
         All have a value for each of the distinct `texts`. Masks, by filter, are true for texts that
         pass; None without filters. Outcomes (filters passed, label, certainty) are for a job's
-        report; None outside of a job. `name_text` returns a text's name for messages by its index.
+        report; None outside of a job. Counts and times are added to `stats`. `name_text` returns a
+        text's name for messages by its index.
         """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())

@@ -17,6 +17,9 @@ class TokenLengths:
     """Numbers of tokens of texts and of their windows, including special tokens and prompts.
 
     A window is a sequence of tokens that the model reads at once; long texts may have several.
+    `whole` has the tokens of each text before it is cut, and `windows` those of each window that
+    the model runs. `counts` is the number of windows of each text, and `limit` the maximum number
+    of tokens of a window, None without one.
     """
 
     whole: np.ndarray  # tokens of each text before cutting, int64 (texts,)
