@@ -61,7 +61,10 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
 
 def visible_json(text: str) -> str:
-    """Escape control and invisible characters in JSON lines as JSON does, keeping the values."""
+    """Escape control and invisible characters in JSON lines, so that parsed values stay the same.
+
+    Spaces and line ends stay.
+    """
 
     def escape(char: str) -> str:
         return json.dumps(char)[1:-1] if char != "\x7f" else r"\u007f"
@@ -77,13 +80,17 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]|~$@#]|:(?=\S)|(?<=www)\.", re.IGNORECASE)
 def markdown(text: str) -> str:
     """Escape signs of Markdown and HTML, and invisible characters, in a line of text.
 
-    Not escaped are signs of lists at the beginning of a line: "-", "+" and "1.".
+    Line ends and tabs are escaped, too. Signs of lists at the beginning of a line are not: "-", "+"
+    and "1.".
     """
     return escape(_MARKDOWN.sub(r"\\\g<0>", visible(text, "")), quote=False)
 
 
 def short_number(value: float) -> str:
-    """Format a number with at most three significant digits and a unit (``1.2k``, ``3.4M``)."""
+    """Format a number with at most three significant digits and a unit (``1.2k``, ``3.4M``).
+
+    Units are k, M, G and T, for numbers from 1,000. From 1,000T on, all digits of T are shown.
+    """
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * size:  # 999.5 is 1k with three digits
             return f"{_three_digits(value / size)}{unit}"
@@ -95,7 +102,10 @@ def _three_digits(value: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with a noun in the singular or plural, such as ``1 file`` or ``2 files``."""
+    """Return a number with a noun in the singular or plural: ``1 file``, ``2,000 files``.
+
+    `noun` is the singular; the plural adds "s".
+    """
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -105,14 +115,17 @@ def counted_kinds(counts: Mapping[str, int]) -> str:
 
 
 def bin_edge(value: float) -> str:
-    """Format a bin's edge with 3 significant digits, but as ``1,234`` from 1,000 to 9,999."""
+    """Format a bin's edge with 3 significant digits, but as ``1,234`` from 1,000 to 9,999.
+
+    Edges from 10,000 have a unit, as in `short_number`.
+    """
     if value >= 10_000:
         return short_number(value)
     return _three_digits(value)
 
 
 def readable_time(seconds: float) -> str:
-    """Format a time, such as ``1:02:03`` or ``0:37``, or ``3.1 s`` below ten seconds."""
+    """Format a time in seconds, as ``1:02:03`` or ``0:37``, or as ``3.1 s`` below ten seconds."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -123,7 +136,9 @@ def readable_time(seconds: float) -> str:
 def text_table(rows: Iterable[tuple[str, str]]) -> str:
     """Format (name, text) pairs as lines of at most 100 characters, with aligned texts.
 
-    Longer texts are wrapped between words; a word longer than a line, such as a path, stays whole.
+    Texts are aligned after names of at most `NAME_WIDTH` characters. Longer texts are wrapped
+    between words; a word longer than a line, such as a path, stays whole. Control and invisible
+    characters are escaped.
     """
     indent = " " * (NAME_WIDTH + 1)
     wrap = textwrap.TextWrapper(
@@ -133,7 +148,10 @@ def text_table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def text_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line of text for each row of cells, with aligned columns."""
+    """Return a line of text for each row of cells, with columns aligned on the left.
+
+    All rows must have the same number of cells. Control and invisible characters are escaped.
+    """
     cells = [[visible(cell, "") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     pairs = (zip(row, widths, strict=True) for row in cells)

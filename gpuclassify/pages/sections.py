@@ -19,7 +19,7 @@ class Tile(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Note in small type, a heading within a section, or preformatted text to copy."""
+    """Note in small type, a heading within a section, or preformatted text to copy, by `kind`."""
 
     text: str
     kind: str = "note"  # or "heading" or "preformatted"
@@ -33,7 +33,11 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Table of an HTML page; each cell is a text, a `Cell`, or None if it is empty."""
+    """Table of an HTML page; each cell is a text, a `Cell`, or None if it is empty.
+
+    Columns of numbers, whose indices are `numbers`, have no `Cell`. In a table with `is_cross`, the
+    first column names the rows, and all others are columns of numbers.
+    """
 
     header: Sequence[str]  # empty for a table without one
     rows: Sequence[Sequence[str | Cell | None]]
@@ -44,7 +48,11 @@ class Table(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """Bar chart with horizontal bars, each with a name before it and a value after it."""
+    """Bar chart with horizontal bars, each with a name before it and a value after it.
+
+    A row is (name, shares, value). Shares of the bar's width, from 0 to 1, are drawn over each
+    other: the first one pale, the others thinner.
+    """
 
     header: tuple[str, str]  # titles of the names and of the values
     rows: Sequence[tuple[str, tuple[float, ...], str]]  # name, shares of the width, and value
@@ -52,7 +60,10 @@ class Bars(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Histogram with vertical bars; `title` names the horizontal axis, `side` the vertical one."""
+    """Histogram with vertical bars; `title` names the horizontal axis, `side` the vertical one.
+
+    `bins` are triples of lower edge, upper edge and count.
+    """
 
     bins: Sequence[tuple[float, float, int]]  # lower edge, upper edge and count
     title: str
@@ -90,7 +101,11 @@ def sections_page(title: str, under: Iterable[str], sections: Iterable[Section])
 
 
 class PagePart(NamedTuple):
-    """Sections, tiles and title that a `ReportPart` adds to the HTML page of a job's report."""
+    """Sections, tiles and title that a `ReportPart` adds to the HTML page of a job's report.
+
+    `columns` of labels and examples of `stages` that the sections show are not shown elsewhere on
+    the page.
+    """
 
     title: str = ""  # first word of the page's title
     tiles: Sequence[Tile] = ()
@@ -131,6 +146,6 @@ class ReportPart:
     def page(self, report: Mapping[str, Any]) -> PagePart:
         """Return sections and tiles to add to the HTML page of a job's report.
 
-        `report` is ``report.json``, with the values that `entries` returned.
+        `report` is the content of ``report.json``, with the values that `entries` returned.
         """
         return PagePart()
