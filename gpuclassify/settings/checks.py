@@ -36,7 +36,10 @@ _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]):
 
 
 class HubName(str):
-    """Model name that means a Hub repository, even if a local directory has the same name."""
+    """Model name that means a Hub repository, even if a local directory has the same name.
+
+    A plain str with the same characters means the directory, if there is one.
+    """
 
     known: ClassVar[set[str]] = set()
 
@@ -53,7 +56,7 @@ def install(extra: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def warn_once(message: str) -> None:
-    """Emit `message` as a UserWarning, only once per process.
+    """Emit `message` as a UserWarning, only once per process (for the last 1,024 messages).
 
     Its location is the innermost line of code outside of this package, Dask, pandas and cudf.
     """
@@ -66,8 +69,8 @@ def warn_once(message: str) -> None:
 def plain_value(value: Any) -> Any:
     """Convert numpy scalars, arrays and columns of frames to plain Python scalars and lists.
 
-    Containers are converted item by item, and dataframes stay. Equal settings then have equal keys
-    in Dask, and equal text in reports.
+    Mappings become dicts; they, lists, tuples and sets are converted item by item. Dataframes and
+    other values stay. Equal settings then have equal keys in Dask, and equal text in reports.
     """
     if hasattr(value, "columns"):
         return value
@@ -81,7 +84,7 @@ def plain_value(value: Any) -> Any:
 
 
 def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to convert keyword arguments by `plain_value`.
+    """Decorate a function to convert keyword arguments, not positional ones, by `plain_value`.
 
     Sets raise TypeError in any argument, because their order differs between processes.
     """
@@ -125,8 +128,9 @@ def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple
 def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
     """Return a number as a float, and a dict from labels to numbers as sorted (label, float) pairs.
 
-    None stays None. The result is hashable. `name` is the setting's name for messages. Raises
-    TypeError or ValueError for other values, an empty dict included.
+    Such pairs are accepted, too, and None stays None. The result is hashable. `name` is the
+    setting's name for messages. Raises TypeError or ValueError for other values, an empty dict
+    included.
     """
     if isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value):
         value = dict(value)
@@ -193,7 +197,7 @@ def check_text(name: str, value: object, what: str, least: int = 1) -> None:
 
 
 def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool = False) -> None:
-    """Raise TypeError if `value` is no integer, or ValueError if it is less than `least`.
+    """Raise TypeError if `value` is no int (or a bool), or ValueError if it is less than `least`.
 
     None is accepted if `may_be_none`. `name` is the setting's name for messages.
     """
@@ -232,9 +236,10 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_settings(options: object) -> None:
-    """Raise TypeError or ValueError if a field of `options`, a dataclass object, has a wrong value.
+    """Raise TypeError or ValueError if a setting in `options` has a wrong value.
 
-    Type hints and metadata of the fields say what is allowed, as `check_values` explains.
+    `options` is a dataclass object; settings are fields that its constructor accepts. Type hints
+    and metadata of the fields say what is allowed, as `check_values` explains.
     """
     kind = type(options)
     check_values(kind, {name: getattr(options, name) for name in setting_names(kind)})
@@ -244,8 +249,9 @@ def check_values(owner: object, values: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError unless arguments match the type hints of a class or function.
 
     `values` are the arguments by name, and `owner` is the dataclass or function. A ``Literal``
-    lists the choices, an int is a count, and a str is not empty. Metadata of a dataclass field
-    refine the check:
+    lists the choices, an int is at least 1, and a str is not empty. None is accepted if the hint
+    has it. Sets are refused for a ``Sequence`` or ``Mapping``. Metadata of a dataclass field refine
+    the check:
 
     - ``least``: minimum number or length, instead of 1
     - ``is_share``: the number must be in 0 to 1
@@ -311,8 +317,8 @@ def setting_names(options: Any) -> list[str]:
 def is_kind(value: Any, hint: Any) -> bool:
     """Return whether a value and its items match a type hint such as ``dict[str, list[int]]``.
 
-    Hints may be unions, lists, dicts, ``Any`` and plain classes. A tuple matches ``list``, and a
-    bool does not match ``int``.
+    Hints may be unions, lists, dicts, ``Any`` and plain classes. A tuple matches ``list``, and any
+    mapping ``dict``. A bool does not match ``int``, and an int does not match ``float``.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):

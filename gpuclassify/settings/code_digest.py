@@ -65,11 +65,13 @@ def value_digest(value: Any) -> str:
       reads, recursively through functions and classes of notebooks, scripts and the user's
       modules.
     - Functions and classes of the standard library and of installed packages are digested by name,
-      except `value` itself and the class of `value`.
+      except `value` itself and the class of `value`. Classes of this package and of array libraries
+      are digested by name in any case.
     - Variables that code assigns in outer scopes (``global``, ``nonlocal``), file names, line
       numbers, comments and docstrings are ignored.
-    - Any other object is digested by its class and its pickled state, or only by its class if it
-      cannot be pickled, such as a lock.
+    - Any other object is digested by its class and its pickled state (by its Dask token if its
+      class has ``__dask_tokenize__``), or only by its class if it cannot be pickled, such as a
+      lock.
 
     Dask's `tokenize` is unsuitable for digests that are stored: it hashes buffers, such as arrays
     and pickled classes, by xxhash or mmh3 if one of these is installed, and else by SHA-1.

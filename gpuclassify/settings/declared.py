@@ -159,7 +159,10 @@ class Declared:
         return type(self).__qualname__, value_digest((type(self), values))
 
     def changed(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, by name, without secrets."""
+        """Return the settings that differ from their defaults, by name, without secrets.
+
+        Settings without a default are always included.
+        """
         known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         made = {f.name: f.default_factory for f in fields(self)}
         known |= {name: make() for name, make in made.items() if make is not MISSING}
@@ -169,7 +172,7 @@ class Declared:
     def code(self, show: Callable[[Any], str] = repr) -> str:
         """Return the Python call that creates an equal object, such as ``Name(a=1)``.
 
-        It has only settings other than their defaults, and no secrets. `show` formats values.
+        It has only the settings of `changed`: no defaults, and no secrets. `show` formats values.
         """
         changed = self.changed()
         positional = [f.name for f in fields(self) if not f.kw_only]

@@ -14,7 +14,8 @@ from gpuclassify.settings.checks import warn_once
 class Renamed:
     """Argument of NeMo Curator that is called `name` in this package.
 
-    `convert` converts the old value to the new one.
+    `convert` converts an old value other than None to the new one; without it, values stay.
+    `implied` are (name, value) pairs of other arguments that are added, unless they are passed.
     """
 
     name: str
@@ -169,8 +170,9 @@ def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> d
     """Return `arguments` with NeMo Curator's names and values replaced by this package's.
 
     `owner` is the class's name for messages. `family`, such as "reader" or "fuzzy", selects the
-    replacements from `OLD_SPELLINGS`. Arguments without effect are dropped. Raises TypeError if an
-    argument is passed under two names, or is not supported. The message never shows a Hub token.
+    replacements from `OLD_SPELLINGS`; other arguments stay. Arguments without effect are dropped,
+    some with a warning. Raises TypeError if an argument is passed under two names, or is not
+    supported. The message never shows a Hub token.
     """
     renamed: dict[str, Any] = {}
     implied: dict[str, Any] = {}

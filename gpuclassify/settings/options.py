@@ -121,7 +121,10 @@ class TextOptions(Declared):
     truncated_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings about text columns contradict each other.
+
+        These are `text_field` and `text_template`, which must contain that column.
+        """
         self.check_text_field()
         if self.main_field not in self.text_fields:
             raise ValueError(
@@ -166,7 +169,7 @@ class TextOptions(Declared):
     def setting_of_column(self, name: str) -> str:
         """Return the name of the setting that names text column `name`, for error messages.
 
-        It is "text_template" or "text_field".
+        It is "text_template" if that is set, else "text_field", for any `name`.
         """
         return "text_template" if self.text_template else "text_field"
 
@@ -182,7 +185,8 @@ class TextOptions(Declared):
     def read_share_names(self) -> dict[str, str | None]:
         """Names of the output columns that tell how completely texts were read, by kind.
 
-        Kinds are "seen" (share of the text) and "truncated". None writes no such column.
+        Kinds are "seen" (share of the text that was read) and "truncated" (whether that is below
+        1). A name of None writes no such column.
         """
         return {"seen": self.seen_field, "truncated": self.truncated_field}
 
@@ -196,7 +200,7 @@ class TextOptions(Declared):
 
     @property
     def passes_per_text(self) -> int:
-        """Number of times that the model reads each text, such as once for each zero-shot label."""
+        """Number of times that the model reads each text: 1 here; one per label in zero-shot."""
         return 1
 
     @property
@@ -206,7 +210,10 @@ class TextOptions(Declared):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether a run can be planned from settings alone, without reading the model's files."""
+        """Whether a run can be planned from settings alone, without reading the model's files.
+
+        Always False here.
+        """
         return False
 
 
@@ -274,13 +281,19 @@ class ModelOptions(TextOptions):
     windows_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other.
+
+        Settings about windows, ends and lines of long texts must match `long_text`.
+        """
         super().check_together()
         self._check_windows()
 
     @property
     def has_windows(self) -> bool:
-        """Whether long texts are read in several windows, spans of at most the model's length."""
+        """Whether long texts are read in several windows, spans of at most the model's length.
+
+        True if `long_text` is "windows", or "ends", with at most two windows.
+        """
         return self.long_text in ("windows", "ends")
 
     @property
@@ -314,14 +327,17 @@ class ModelOptions(TextOptions):
     def read_share_names(self) -> dict[str, str | None]:
         """Names of the output columns that tell how completely texts were read, by kind.
 
-        Kinds are "windows" (number of windows read), "seen" (share of the text) and "truncated".
-        None writes no such column.
+        Kinds are "windows" (number of windows or lines), "seen" (share of the text that was read)
+        and "truncated" (whether that is below 1). A name of None writes no such column.
         """
         return {"windows": self.windows_field, **super().read_share_names}
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether each token's probabilities of all labels are kept, not only the best label's."""
+        """Whether each token's probabilities of all labels are kept, not only the best label's.
+
+        Always False here; token classifiers override it.
+        """
         return False
 
     @property
@@ -373,7 +389,11 @@ class PairOptions(ModelOptions):
     pair_truncation: PairTruncation | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other.
+
+        A `query` needs a single `text_field`, `pair_truncation` needs pairs, and pairs need
+        ``long_text="truncate"``.
+        """
         super().check_together()
         names, query, truncation = self.text_field, self.query, self.pair_truncation
         if query is not None and not isinstance(names, str):
@@ -424,7 +444,10 @@ class LabelOptions(TextOptions):
     keep_field: str | None = setting(default=None, group=ROWS)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other.
+
+        `keep_field` needs a setting that filters rows.
+        """
         super().check_together()
         check_decision(self)
 
@@ -488,7 +511,11 @@ class ScoreOptions(LabelOptions, PairOptions):
     min_kept_share: float | None = setting(default=None, is_share=True)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other.
+
+        Columns and filters about kept lines need `line_min_score`, which needs one of the other
+        settings about lines.
+        """
         super().check_together()
         least, *about = self.line_names
         criteria = [name for name in about if getattr(self, name) is not None]
@@ -551,7 +578,10 @@ class ClassifierOptions(ScoreOptions):
     )
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other.
+
+        `thresholds` must be from 0 to 1, and need `labels_field`.
+        """
         super().check_together()
         thresholds = self.thresholds
         if thresholds is None:
@@ -586,8 +616,10 @@ def parse_options(
 ) -> Options:
     """Create an `options_type` object from a class's defaults and its constructor's arguments.
 
-    Arguments override `defaults`. `owner` is the class's name, for messages. Raises TypeError for
-    unknown or missing arguments, and TypeError or ValueError for wrong values.
+    Arguments override `defaults`. A default of ``max_chars`` only applies to
+    ``long_text="truncate"``, and a default template reads the column that the argument
+    ``text_field`` names. `owner` is the class's name, for messages. Raises TypeError for unknown or
+    missing arguments, and TypeError or ValueError for wrong values.
     """
     if "dataset" in arguments:
         refuse_unnamed(owner, arguments["dataset"], is_dataset=True)
@@ -612,10 +644,10 @@ def parse_options(
 
 
 def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
-    """Raise TypeError for a positional argument `value` of a class that accepts only keywords.
+    """Raise TypeError in any case, for an argument `value` that was passed without its name.
 
     The message shows the correct call; for a dataframe, or if `is_dataset`, it is the call on a
-    frame. `owner` is the class's name.
+    frame. `owner` is the name of the class, which takes its settings by name only.
     """
     if is_dataset or hasattr(value, "columns"):
         raise TypeError(
@@ -657,8 +689,9 @@ def fill_template(
 def template_pieces(template: str, setting: str = "text_template") -> list[tuple[str, str | None]]:
     """Split a template such as "{url} {text}" into pairs (literal text, column name after it).
 
-    The name is None for text after the last column. `setting` is the setting's name for messages.
-    Raises ValueError for an unpaired brace, or if braces hold anything but a name.
+    The name is None if no column follows: at the end, and where a doubled brace splits the text,
+    which becomes a single brace. `setting` is the setting's name for messages. Raises ValueError
+    for an unpaired brace, or if braces hold anything but a name.
     """
     try:
         pieces = list(string.Formatter().parse(template))

@@ -24,12 +24,18 @@ def exists(path: Location) -> bool:
 
 
 def is_file(path: Location) -> bool:
-    """Return whether `path` is a regular file; raise OSError if that cannot be determined."""
+    """Return whether `path` is a regular file; links are followed.
+
+    False if nothing is there. Raises OSError if that cannot be determined.
+    """
     return stat.S_ISREG(_mode(path) or 0)
 
 
 def is_directory(path: Location) -> bool:
-    """Return whether `path` is a directory; raise OSError if that cannot be determined."""
+    """Return whether `path` is a directory; links are followed.
+
+    False if nothing is there. Raises OSError if that cannot be determined.
+    """
     return stat.S_ISDIR(_mode(path) or 0)
 
 
@@ -64,7 +70,7 @@ def private_folder(parent: Location | None = None) -> Path:
 def user_cache(name: str) -> Path:
     """Return the path of the folder `name` in this user's cache; it may not exist yet.
 
-    It is ``~/.cache/gpuclassify/NAME``, or in XDG_CACHE_HOME if that is set.
+    It is ``~/.cache/gpuclassify/NAME``, or ``$XDG_CACHE_HOME/gpuclassify/NAME`` if that is set.
     """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home, "gpuclassify", name)

@@ -70,7 +70,7 @@ def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect
 def explanations(*owners: object) -> dict[str, str]:
     """Return explanations of parameters by name, from "Parameters" and "Attributes" in docstrings.
 
-    An explanation begins with the choices, if any, such as " ({"a", "b"}): Text.". The first of
+    An explanation is such as ": Text." or, with choices, " ({"a", "b"}): Text.". The first of
     several `owners` (classes or functions) that explain a parameter counts.
     """
     explained: dict[str, str] = {}
@@ -88,8 +88,8 @@ def changed_settings(
 ) -> dict[str, Any]:
     """Return the fields of a dataclass object whose values differ from their defaults, by name.
 
-    `defaults` replace the fields' own defaults. Fields in `always` are included in any case. The
-    result is for a repr.
+    `defaults` replace the fields' own defaults. Fields in `always`, and fields without a default,
+    are included in any case. The result is for a repr.
     """
     known = {setting.name: setting.default for setting in fields(options)} | dict(defaults)
     values = {
@@ -106,8 +106,8 @@ def call_text(
 ) -> str:
     """Return the source text of a call with these settings, for a repr, such as ``Name(a=1)``.
 
-    Settings in `positional` are written without their name. Functions are shown by name, and other
-    values by `show`.
+    Settings in `positional` are written without their name. Functions and classes are shown by
+    name, and other values by ``show(value)``.
     """
     shown = {n: getattr(v, "__qualname__", None) or show(v) for n, v in settings.items()}
     arguments = [value if n in positional else f"{n}={value}" for n, value in shown.items()]
