@@ -70,14 +70,14 @@ class HFModel(ABC):
 
 
 class HFHead(CategoryHead):
-    """Head that writes the label with the largest output, and the outputs as scores."""
+    """Head that writes the label with the largest output, and optionally the outputs as scores."""
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """Return the outputs unchanged, because the module applies its own softmax."""
         return outputs
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Accept any model, because its number of outputs is checked when columns are made."""
+        """Accept any model: never raises, because `columns` checks the number of outputs."""
 
     def columns(self, values: np.ndarray) -> Columns:
         """Return columns of labels and outputs by name, from outputs, float32 (texts, labels).
@@ -131,7 +131,7 @@ class DistributedDataClassifier:
     pred_column : str
         Name of the column of labels.
     max_chars : int, optional
-        Number of characters that texts are cut to.
+        Number of characters that texts are cut to for the model. Default: they are not cut.
     device_type, autocast : optional
         Ignored: a GPU is used if there is one, and the module's code chooses dtypes.
     """
@@ -157,7 +157,10 @@ class DistributedDataClassifier:
             )
 
     def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return the dataset with labels, and only the rows with a label in `filter_by`, if set."""
+        """Return the dataset with the new columns.
+
+        If `filter_by` is set, only rows with one of these labels are kept.
+        """
         result = self._run_classifier(dataset)
         if self.filter_by is None:
             return result

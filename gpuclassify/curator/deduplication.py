@@ -48,7 +48,7 @@ class ExactDuplicates:
         return self.remove(dataset, duplicates) if self.perform_removal else duplicates
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return a listing of the documents that have duplicates.
+        """Return a listing of the documents that have duplicates, the kept ones included.
 
         It has their ids, the column ``group`` with an id that is common to duplicates, and the
         column ``keep``, which is true for one document of each group.
@@ -91,7 +91,7 @@ class SemDedup(ExactDuplicates):
     `config` has settings of `gpuclassify.SemanticDuplicates` and of the embedding model as
     attributes; `options` are the same settings by name, and override `config`. `input_column` has
     the texts, and `id_column` the ids. The document with the smallest id is kept, whatever
-    ``which_to_keep`` says.
+    ``which_to_keep`` says; a warning says so.
     """
 
     settings_type = semantic.SemanticDuplicates
@@ -110,6 +110,9 @@ class SemDedup(ExactDuplicates):
         super().__init__(text_field=input_column, id_field=id_column, **settings)
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return a listing of the documents to remove, without the documents to keep."""
+        """Return a listing of the documents to remove, without the documents to keep.
+
+        It has the columns of `ExactDuplicates.identify_duplicates`; ``keep`` is false.
+        """
         duplicates = super().identify_duplicates(dataset)
         return duplicates[~duplicates["keep"].astype(bool)]

@@ -55,9 +55,11 @@ class DocumentDataset:
     ) -> DocumentDataset:
         """Read files of JSON lines or Parquet, with the arguments of `gpuclassify.read_files`.
 
-        Partitions are frames of the `backend`, "pandas" or "cudf". Curator's arguments ``columns``,
-        ``blocksize`` and `add_filename` (True for a column ``file_name``) are accepted, too.
-        Arguments that would change the result raise TypeError.
+        They are read lazily, and their names give their formats. Partitions are frames of the
+        `backend`, "pandas" or "cudf". Curator's arguments ``columns``, ``blocksize`` and
+        `add_filename` are accepted, too. The last adds a column of file names without folders:
+        ``file_name`` if it is True, or the column that it names. Other arguments that would change
+        the result raise TypeError.
         """
         settings = modern_spellings(cls.__qualname__, "reader", arguments)
         name: Any = "file_name" if add_filename is True else add_filename
@@ -96,7 +98,8 @@ class DocumentDataset:
 
         Values of the column `partition_on` become folders. With `write_to_filename`, the name of a
         column (True for ``file_name``), one file is written for each value instead, named by the
-        last part of the value. `keep_filename_column` keeps this column in the files.
+        last part of the value. `keep_filename_column` keeps this column in the files. Raises
+        ValueError if both columns are passed.
         """
         name = "file_name" if write_to_filename is True else write_to_filename
         if not name:

@@ -31,8 +31,9 @@ class ArgumentHelper:
     def add_distributed_args(self, arguments: dict[str, Any] = _ALL) -> argparse.ArgumentParser:
         """Add command-line arguments to the parser, and return the parser.
 
-        `arguments` maps names to defaults, or to types if there is no default. By default, they
-        are the arguments that configure a Dask cluster.
+        `arguments` maps names to defaults, or to types if there is no default; a default of False
+        makes a flag. By default, they are the arguments that configure a Dask cluster, and
+        ``--device``, ``--files-per-partition`` and ``--num-files``.
         """
         for name, default in arguments.items():
             kind = default if isinstance(default, type) else type(default)
@@ -45,7 +46,10 @@ class ArgumentHelper:
 
     @staticmethod
     def parse_client_args(args: argparse.Namespace) -> dict[str, Any]:
-        """Return arguments of `gpuclassify.curator.get_client`, from a script's parsed `args`."""
+        """Return arguments of `gpuclassify.curator.get_client` by name, from a script's `args`.
+
+        ``cluster_type`` is the parsed ``--device``, or "cpu" without it.
+        """
         arguments = {"cluster_type": getattr(args, "device", "cpu")}
         return arguments | {name: vars(args)[name] for name in (*_CLIENT, *_TORCH) if name in args}
 
@@ -54,8 +58,8 @@ class RayClient:
     """Stand-in for Ray's client, which starts one Dask worker per GPU if there are several GPUs.
 
     `num_gpus` is the number of workers, by default the number of visible GPUs. If it is 1 or 0, no
-    worker starts, and jobs run in this process, on all its cores and the GPU. Options of Ray are
-    ignored with a warning.
+    worker starts, and jobs run in this process, on all its cores and the GPU. Nothing starts before
+    `start`. Options of Ray are ignored with a warning.
     """
 
     def __init__(self, num_gpus: int | None = None, **ray_options: object) -> None:
@@ -66,12 +70,12 @@ class RayClient:
             )
 
     def start(self) -> None:
-        """Start the Dask workers, if there are several GPUs."""
+        """Start the Dask workers and their client, if there is more than one worker to start."""
         count = len(survey_gpus().gpus) if self.num_gpus is None else self.num_gpus
         self.client = cluster.get_client("gpu", n_workers=count) if count > 1 else None
 
     def stop(self) -> None:
-        """Stop the Dask workers, if there are any."""
+        """Close the Dask client that `start` made, which stops the workers; else do nothing."""
         if self.client is not None:
             self.client.close()
 
@@ -86,7 +90,7 @@ def get_all_file_paths_under(
 
     Files in subfolders are included with `recurse_subdirectories`. With `keep_extensions`, only
     files whose names end with one of these texts are listed. The list is empty if the folder is
-    missing. `options` may have ``storage_options`` for fsspec.
+    missing. `options` may have ``storage_options`` for fsspec; others are ignored.
     """
     store = open_store(path, options.get("storage_options"))
     names = store.filesystem.find(store.root, maxdepth=None if recurse_subdirectories else 1)
