@@ -1,4 +1,4 @@
-"""Published classifiers that give each text one category: encoders with one linear layer."""
+"""Published encoder models that give each text one category, such as a topic or a quality."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ class CategoryClassifier(TextMapper[ClassifierOptions]):
 class DomainClassifier(CategoryClassifier):
     """Classifier of English text into 26 domains, such as ``Finance`` or ``Sports``.
 
+    Reads at most 2,000 characters and 512 tokens of the column ``text``,
+    unless settings say otherwise. Writes the most probable domain to
+    ``domain_pred``.
+
     Examples
     --------
     >>> classifier = DomainClassifier(filter_by=["Games", "Sports"])
@@ -72,7 +76,12 @@ class DomainClassifier(CategoryClassifier):
 
 
 class MultilingualDomainClassifier(CategoryClassifier):
-    """Classifier of text in 52 languages into 26 subject domains, such as ``Sports``."""
+    """Classifier of text in 52 languages into 26 subject domains, such as ``Sports``.
+
+    Reads at most 2,000 characters and 512 tokens of the column ``text``,
+    unless settings say otherwise. Writes the most probable domain to
+    ``multilingual_domain_pred``.
+    """
 
     purpose = "subject domain of text in 52 languages, 26 labels"
     licence = "NVIDIA Open Model License"
@@ -86,7 +95,12 @@ class MultilingualDomainClassifier(CategoryClassifier):
 
 
 class QualityClassifier(CategoryClassifier):
-    """Classifier of the quality of English text: ``High``, ``Medium`` or ``Low``."""
+    """Classifier of the quality of English text: ``High``, ``Medium`` or ``Low``.
+
+    Reads at most 6,000 characters and 1,024 tokens of the column ``text``,
+    unless settings say otherwise. Writes the most probable quality to
+    ``quality_pred``.
+    """
 
     purpose = "quality of English text: High, Medium, Low"
     licence = "Apache-2.0"
@@ -100,7 +114,12 @@ class QualityClassifier(CategoryClassifier):
 
 
 class ContentTypeClassifier(CategoryClassifier):
-    """Classifier of English text into 11 speech types, such as ``News`` or ``Blogs``."""
+    """Classifier of English text into 11 speech types, such as ``News`` or ``Blogs``.
+
+    Reads at most 6,000 characters and 1,024 tokens of the column ``text``,
+    unless settings say otherwise. Writes the most probable type to
+    ``content_pred``.
+    """
 
     purpose = "speech type of English text, 11 labels"
     licence = "NVIDIA Open Model License"
@@ -116,10 +135,12 @@ class ContentTypeClassifier(CategoryClassifier):
 class TopicClassifier(CategoryClassifier):
     """Classifier of English web pages into 24 topics, such as ``Games`` or ``Health``.
 
-    Reads the columns ``url`` and ``text``. For texts without an address pass
-    ``model="WebOrganizer/TopicClassifier-NoURL"`` with ``text_template=None``. Rows get the labels
-    in the model's ``config.json``. This package lists the labels on the model's card, and warns if
-    these two differ.
+    Reads the columns ``url`` and ``text``, and writes ``topic_pred``. For texts
+    without an address pass ``model="WebOrganizer/TopicClassifier-NoURL"`` with
+    ``text_template=None``. Rows get the labels in the model's ``config.json``, or
+    in `labels`. Without `labels`, the class warns if ``config.json`` and the
+    model's card, whose labels are in `published_labels`, differ; with ``strict``,
+    it raises CheckpointError.
 
     Examples
     --------
@@ -140,10 +161,12 @@ class TopicClassifier(CategoryClassifier):
 class FormatClassifier(CategoryClassifier):
     """Classifier of English web pages into 24 formats, such as ``Tutorial`` or ``Spam / Ads``.
 
-    Reads the columns ``url`` and ``text``. For texts without an address pass
-    ``model="WebOrganizer/FormatClassifier-NoURL"`` with ``text_template=None``. Rows get the labels
-    in the model's ``config.json``. This package lists the labels on the model's card, and warns if
-    these two differ.
+    Reads the columns ``url`` and ``text``, and writes ``format_pred``. For texts
+    without an address pass ``model="WebOrganizer/FormatClassifier-NoURL"`` with
+    ``text_template=None``. Rows get the labels in the model's ``config.json``, or
+    in `labels`. Without `labels`, the class warns if ``config.json`` and the
+    model's card, whose labels are in `published_labels`, differ; with ``strict``,
+    it raises CheckpointError.
     """
 
     purpose = "format of English web pages, 24 labels"

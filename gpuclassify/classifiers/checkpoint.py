@@ -15,9 +15,9 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
     """Classifier that runs any checkpoint of the Hub or of a directory.
 
     Reads the layouts of the published classifiers, and the architectures of
-    transformers' ``AutoModelForSequenceClassification``, including GTE as it was
-    published (``model_type`` "new"). No code of a repository is run. The meaning
-    of outputs comes from the checkpoint, or from `problem_type`:
+    transformers' ``AutoModelForSequenceClassification``, including GTE as it
+    was published (``model_type`` "new"). No code of a repository is run. Columns
+    depend on `problem_type`, by default the checkpoint's:
 
     ===========================  =================  =======================
     problem_type                 ``label_field``    ``score_field``
@@ -28,15 +28,16 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
     regression, more outputs     none               outputs, list<float32>
     ===========================  =================  =======================
 
-    By default, one output is a regression, and for pairs CrossEncoder's score.
+    If neither names a type, one output is a regression (for pairs of texts,
+    CrossEncoder's score), and more outputs are the scores of a single label.
 
     Parameters
     ----------
     score_field : str
         Column of scores: by default none, or "score" for regression.
     labels : list of str
-        Labels in id order, for a client without the checkpoint, or instead of LABEL_0 and so on:
-        one per text, unless `problem_type` is set.
+        Labels in id order, for a client without the checkpoint, or instead of LABEL_0 and so on.
+        With them, the type is single-label unless `problem_type` is set.
 
     Examples
     --------
@@ -56,8 +57,9 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
     def make_heads(self) -> tuple[Head, ...]:
         """Return a tuple with the head, which converts the model's outputs to columns.
 
-        Its type depends on `problem_type` in the settings. Default: a single label per text if
-        `labels` are passed, else the checkpoint's problem type.
+        Its type depends on the setting `problem_type`. Default: a single label per text if `labels`
+        are passed, else the checkpoint's problem type, for which the checkpoint's description is
+        read. An unknown problem type gets a `CategoryHead`, whose `check_model` raises an error.
         """
         problem_type: str | None = self.options.problem_type
         if problem_type is None:
@@ -81,8 +83,8 @@ class ModelMapper(TextMapper[PairOptions]):
         tensors, the mask with 1 for a token and 0 for padding, and returns
         (rows, outputs).
     ``new_columns``
-        Names of the new columns and their types: "str", "float32", "int64",
-        "bool", "list<float32>" or "list<float16>".
+        Dict from the names of the new columns to their types: "str", "float32",
+        "int64", "bool", "list<float32>" or "list<float16>".
     ``columns(self, outputs)``
         Converts the outputs, float32 (texts, outputs), to a dict of arrays or
         lists, one value per text.
@@ -111,7 +113,7 @@ class ModelMapper(TextMapper[PairOptions]):
     Options = PairOptions
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Raise TypeError, because the subclass does not declare `new_columns`."""
+        """Raise TypeError: it is only called if the subclass does not declare `new_columns`."""
         raise TypeError(
             f"{type(self).__qualname__} declares no new_columns: declare them and write "
             "columns(outputs), or use DistributedDataClassifier, which makes labels of its outputs"

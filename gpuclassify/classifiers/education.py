@@ -46,7 +46,10 @@ class EducationHead(LabelHead):
         return list(QUALITY_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Return Arrow fields of score, integer score and label, for columns that settings name."""
+        """Return Arrow fields of score (float32), integer score (int64) and label (string).
+
+        A column without a name in the settings is omitted.
+        """
         return named_fields(
             (self.options.score_field, pa.float32()),
             (self.options.int_score_field, pa.int64()),
@@ -54,9 +57,10 @@ class EducationHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return score, integer score and label by column, for columns that the settings name.
+        """Return the columns of score, integer score and label by name.
 
-        `values` are the model's outputs, float32 (texts, 1).
+        A column without a name in the settings is omitted. `values` are the model's outputs,
+        float32 (texts, 1).
         """
         scores, ids = _scores_and_ids(values)
         return named_columns(
@@ -87,7 +91,10 @@ class EducationHead(LabelHead):
         return np.abs(scores - np.float32(HIGH_QUALITY_FROM))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless `checkpoint` describes a regression with a single output."""
+        """Raise CheckpointError unless `checkpoint` describes a regression with a single output.
+
+        Also raises it if the setting `labels` has other labels than `QUALITY_LABELS`.
+        """
         if len(checkpoint.labels) != 1:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has {len(checkpoint.labels)} outputs, and "
@@ -97,7 +104,10 @@ class EducationHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, QUALITY_LABELS)
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by unknown labels, or a `min_score` by label or above 5."""
+        """Raise ValueError for filters by unknown labels, or minimum scores that do not fit.
+
+        `min_score` and `line_min_score` must be numbers, not by label, and `min_score` at most 5.
+        """
         super().check_settings()
         self.check_minimums(are_several=False)
         minimum = self.options.min_score
@@ -106,7 +116,10 @@ class EducationHead(LabelHead):
 
 
 def _scores_and_ids(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores, clipped to 0 to 5, and the indices of their labels in `QUALITY_LABELS`."""
+    """Return scores, clipped to 0 to 5, and the indices of their labels in `QUALITY_LABELS`.
+
+    `values` are model outputs, float32 (texts, 1). Both results are (texts,).
+    """
     scores = np.clip(values[:, 0], LOWEST, HIGHEST)
     return scores, (scores >= HIGH_QUALITY_FROM).astype(np.int64)
 
@@ -136,6 +149,10 @@ class EducationClassifier(TextMapper[EducationOptions]):
 class FineWebEduClassifier(EducationClassifier):
     """Classifier of the educational value of web pages, trained on annotations by Llama 3 70B.
 
+    Writes ``fineweb-edu-score-float`` (0 to 5), ``fineweb-edu-score-int``, which
+    is rounded, and ``fineweb-edu-score-label``: "high_quality" for scores from
+    2.5 on, else "low_quality".
+
     Examples
     --------
     >>> classifier = FineWebEduClassifier(min_score=3.0)
@@ -153,7 +170,11 @@ class FineWebEduClassifier(EducationClassifier):
 
 
 class FineWebMixtralEduClassifier(EducationClassifier):
-    """Classifier of educational value, trained on annotations by Mixtral 8x22B-Instruct."""
+    """Classifier of educational value, trained on annotations by Mixtral 8x22B-Instruct.
+
+    Writes the columns of `FineWebEduClassifier`, with names that begin with
+    ``fineweb-mixtral-edu`` instead of ``fineweb-edu``.
+    """
 
     purpose = "educational value from 0 to 5 (Mixtral annotations)"
     licence = "NVIDIA Open Model License"
@@ -165,7 +186,11 @@ class FineWebMixtralEduClassifier(EducationClassifier):
 
 
 class FineWebNemotronEduClassifier(EducationClassifier):
-    """Classifier of educational value, trained on annotations by Nemotron-4-340B-Instruct."""
+    """Classifier of educational value, trained on annotations by Nemotron-4-340B-Instruct.
+
+    Writes the columns of `FineWebEduClassifier`, with names that begin with
+    ``fineweb-nemotron-edu`` instead of ``fineweb-edu``.
+    """
 
     purpose = "educational value from 0 to 5 (Nemotron annotations)"
     licence = "NVIDIA Open Model License"

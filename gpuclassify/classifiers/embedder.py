@@ -42,7 +42,7 @@ class EmbeddingOptions(ModelOptions):
     embedding_field : str
         Output column of the embedding. Default: none.
     embedding_dtype : {"float32", "float16"}
-        Type of the column; float16 halves its size, on pandas only.
+        Type of the column's numbers; float16 halves their size, and needs pandas frames.
     """
 
     pooling: Pooling | None = None
@@ -55,7 +55,7 @@ class EmbeddingOptions(ModelOptions):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Settings of pooling, normalization and dimensions by name; None: as in model files."""
+        """Dict of `pooling`, `normalize` and `truncate_dim`; None means as in the model's files."""
         return {name: getattr(self, name) for name in ("pooling", "normalize", "truncate_dim")}
 
     def check_together(self) -> None:
@@ -92,15 +92,26 @@ class EmbedderOptions(EmbeddingOptions):
 
 
 class EmbeddingModel(PinnedModel):
-    """Embedding model at a pinned commit or directory; settings override its pooling and prompt."""
+    """Embedding model at a pinned commit or directory.
+
+    Settings override its pooling, normalization, number of dimensions and prompt.
+    """
 
     @property
     def prompt(self) -> str:
-        """Prefix of every text: the prompt in the settings, else the model's own; "" for none."""
+        """Prefix of every text; "" for none.
+
+        It is the setting `prompt`, else the model's prompt called `prompt_name`, else the model's
+        default prompt. Raises ValueError if the model has no prompt of this name.
+        """
         return self._prompt_of(sentence_model(self.checkpoint))
 
     def read(self) -> Checkpoint:
-        """Return the model's description, read from its configuration files without weights."""
+        """Return the model's description, read from its configuration files without weights.
+
+        Raises CheckpointError for settings and modules of sentence-transformers that are not
+        supported.
+        """
         options = self.options
         return read_embedding_checkpoint(
             self.identity, cache_dir=options.cache_dir, **options.declared
@@ -109,7 +120,8 @@ class EmbeddingModel(PinnedModel):
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if there is a prompt, and the model leaves prompts out of pooling.
 
-        Raises ValueError if `max_seq_length` exceeds the model's number of positions.
+        Raises ValueError if `max_seq_length` exceeds the model's number of positions, or if the
+        model has no prompt called `prompt_name`.
         """
         super().check(checkpoint)
         sentence = sentence_model(checkpoint)
@@ -138,19 +150,23 @@ class EmbeddingHead(Head):
 
     @property
     def list_size(self) -> int:
-        """Number of dimensions of an embedding; 0 if it is unknown."""
+        """Number of dimensions of an embedding after truncation; 0 if it is unknown."""
         return self.model.checkpoint.embedding_width or 0
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return embeddings, float32 (rows, dimensions), of length 1 if the model normalizes."""
+        """Return embeddings, float32 (rows, dimensions), scaled to length 1 if so set.
+
+        The setting `normalize` decides, or else the model's files. `outputs` are embeddings of
+        texts or windows before this step.
+        """
         return _unit(outputs) if sentence_model(self.model.checkpoint).is_normalized else outputs
 
     def cut(self, vectors: np.ndarray) -> np.ndarray:
         """Return the first dimensions of embeddings, as ``encode`` of sentence-transformers does.
 
         `vectors` are (texts, dimensions). The result has `truncate_dim` dimensions, by the settings
-        or the model's files, or else all of them. With ``normalize=True``, shortened vectors are
-        scaled to length 1 again.
+        or the model's files, or else all of them. Shortened vectors are scaled to length 1 again
+        only with the setting ``normalize=True``.
         """
         sentence = sentence_model(self.model.checkpoint)
         if sentence.truncate_dim is None:
@@ -159,9 +175,10 @@ class EmbeddingHead(Head):
         return _unit(kept) if sentence.normalizes_cut else kept
 
     def columns(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the column of embeddings by its name, normalized, truncated and cast as set.
+        """Return the column of embeddings by its name: normalized, then truncated, if so set.
 
-        `values` are float32 (texts, dimensions). Raises OverflowError if the column is float16 and
+        `values` are float32 (texts, dimensions), and the column has the dtype
+        `embedding_dtype`, (texts, kept dimensions). Raises OverflowError if that is float16 and
         a number is too large for it.
         """
         # Normalize again, because the mean of several windows is shorter.
@@ -181,7 +198,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
-    """Return pooling, prompts and further steps of an embedding model from its description."""
+    """Return an embedding model's settings (pooling, prompts, later steps) in its description."""
     assert checkpoint.sentence is not None, "read_embedding_checkpoint describes the pooling"
     return checkpoint.sentence
 
@@ -189,16 +206,19 @@ def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
 class Embedder(TextMapper[EmbedderOptions]):
     """Mapper that adds embeddings of texts, equal to sentence-transformers' ``encode``.
 
+    They are written to the list column ``embedding`` by default.
+
     Reads models of sentence-transformers with a transformer and a pooling, or
     with static embeddings, and possibly dense layers and a normalization; static
     models of model2vec; and any encoder or decoder that transformers saved.
-    Models with other components (other poolings, chat templates) are refused.
+    Models with other components (other poolings, chat templates) are refused by
+    a CheckpointError.
 
     A text is first cut to `max_chars`, then the prompt is put before it, then
     both are cut to `max_seq_length` tokens, by default the model's maximum. With
-    ``long_text="windows"``, the windows' embeddings are aggregated and, if the
-    model normalizes, normalized again. The prompt precedes the whole text, so
-    that only the first window has it.
+    ``long_text="windows"`` or "ends", the windows' embeddings are aggregated and,
+    if the model normalizes, normalized again. The prompt precedes the whole
+    text, so that only the first window has it.
 
     Examples
     --------

@@ -66,17 +66,17 @@ class HeadClassifierOptions(EmbeddingOptions):
     label_field : str
         Output columns of labels, {head} being a head's name; or None.
     labels_field : str
-        Output columns of all labels above `thresholds`, of multi-label heads.
+        Output columns of all labels that reach `thresholds`, of multi-label heads.
     thresholds : dict of str to float or dict
-        Minimum score for `labels_field` by head; 0.5.
+        Minimum score for `labels_field` by head, or head and label; 0.5.
     score_field : str
         Output columns of scores. Default: {head}_score for a regression, else none.
     score_format : {"list", "struct"}
         Probabilities as a list in id order, or a struct by label.
     confidence_field : str
-        Output columns (float32) of the labels' probabilities.
+        Output columns (float32) of the label's probability.
     filter_by : dict of str to labels
-        Labels of the rows to keep, by head.
+        Labels of the rows to keep, by head; all heads must pass.
     min_score : dict of str to float or dict
         Minimum score of rows to keep by head, or by head and label.
     min_confidence : dict of str to float
@@ -131,7 +131,11 @@ class HeadClassifierOptions(EmbeddingOptions):
     by_head: tuple[tuple[str, ClassifierOptions], ...] = field(default=(), init=False)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other; normalize them.
+
+        `heads` and settings by head become tuples of (head, value) pairs, in the order of the
+        heads; settings without any head become None. `by_head` is set.
+        """
         super().check_together()
         check_decision(self)
         heads = _named_heads(self.heads)
@@ -152,7 +156,8 @@ class HeadClassifierOptions(EmbeddingOptions):
         """Return the setting `key`, such as "min_score", as a dict of values by name of head.
 
         Heads with None are left out; {} if the setting is None. `heads` are all heads' paths by
-        name. Raises TypeError if the setting is no mapping, or names an unknown head.
+        name. Raises TypeError if the setting is neither a mapping nor pairs, or names an unknown
+        head.
         """
         value = getattr(self, key)
         try:
@@ -190,7 +195,10 @@ class HeadClassifierOptions(EmbeddingOptions):
 
 
 def _named_heads(heads: Any) -> dict[str, str]:
-    """Return the setting `heads`, a mapping or pairs, as a dict of paths by name of head."""
+    """Return the setting `heads`, a mapping or pairs, as a dict of paths by name of head.
+
+    Raises TypeError for other values, and ValueError if there are none.
+    """
     example = 'heads={"edu": "heads/edu"}'
     try:
         named = {name: os.fspath(path) for name, path in dict(heads).items()}
@@ -212,7 +220,8 @@ class HeadModel(PinnedModel):
     def read(self) -> HeadCheckpoint:
         """Return the head's description, read from its ``config.json`` without weights.
 
-        Raises CheckpointError if the path is a file instead of a directory.
+        Raises CheckpointError if the path is a file, or the directory or repository holds no valid
+        head.
         """
         name = self.options.model
         if is_file(name):
@@ -220,7 +229,10 @@ class HeadModel(PinnedModel):
         return read_head(self.identity, cache_dir=self.options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if `checkpoint` has another `problem_type` than the settings."""
+        """Raise CheckpointError if `checkpoint` has another `problem_type` than the settings.
+
+        A `problem_type` of None in the settings accepts any.
+        """
         expected, kind = self.options.problem_type, checkpoint.problem_type
         if expected not in (None, kind):
             raise CheckpointError(
@@ -238,16 +250,21 @@ class HeadsModel(PinnedModel):
 
     @functools.cached_property
     def backbone(self) -> EmbeddingModel:
-        """Pinned embedding model, whose embeddings all heads read.
+        """Pinned embedding model, whose embeddings all heads read; cached.
 
-        Its settings are the passed ones, else those that the heads have in common.
+        Its settings come from `backbone_options`, so the heads' descriptions are read. Raises
+        CheckpointError if the heads disagree, or no backbone is named.
         """
         heads = {name: head.checkpoint for name, head in self.heads.items()}
         return EmbeddingModel(backbone_options(self.options, heads))
 
     @property
     def repositories(self) -> list[str]:
-        """Hub names or directories of the backbone, if it is known, and of the heads."""
+        """Hub names or directories of the backbone, and of the heads.
+
+        The backbone is absent if the settings do not name it, and the heads' descriptions, which
+        may name it, have not been read yet (see `backbone`).
+        """
         is_known = "backbone" in vars(self)
         backbone = self.backbone.options.model if is_known else self.options.backbone
         heads = [name for head in self.heads.values() for name in head.repositories]
@@ -257,7 +274,8 @@ class HeadsModel(PinnedModel):
     def unpinned(self) -> str:
         """Argument that would pin the backbone, or else the first unpinned head, as text.
 
-        Empty if all of them are pinned to a commit.
+        Empty if all of them are directories or pinned to a commit by the settings. A backbone that
+        only the heads name is not pinned.
         """
         backbone, revision = self.options.backbone, self.options.revision
         if backbone is None or not hub.is_pinned(backbone, revision):
@@ -293,7 +311,8 @@ class HeadsModel(PinnedModel):
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless all heads read embeddings as wide as the backbone's.
 
-        `checkpoint` describes the backbone. Warns if a head was trained with another one.
+        `checkpoint` describes the backbone. Widths are not compared if the backbone's is unknown.
+        Warns if a head was trained on another model of the Hub; directories are not compared.
         """
         backbone, width = checkpoint.identity, checkpoint.embedding_width
         for name, head in self.heads.items():
@@ -310,8 +329,9 @@ class HeadsModel(PinnedModel):
     def describe(self) -> dict[str, Any]:
         """Return the pinned versions of backbone and heads, for reports.
 
-        These are commits or digests. ``backbone`` has the settings of the embedding model, and
-        ``heads`` the model and revision of each head by name.
+        ``model_revision`` is the backbone's commit, or the digest of its directory. ``backbone`` is
+        a dict of its settings, the fields of `Backbone`. ``heads`` maps each head's name to a dict
+        of its ``model`` and ``revision``.
         """
         options = self.backbone.options
         return {
@@ -340,8 +360,10 @@ def backbone_options(
 ) -> EmbeddingOptions:
     """Return the backbone's settings: passed ones, else those that the heads have in common.
 
-    `options` are the passed settings, and `heads` the heads' descriptions by name. Raises
-    CheckpointError if heads differ in a setting, or no backbone is named.
+    `options` are the passed settings, and `heads` the heads' descriptions by name. Heads that name
+    no backbone are ignored. The heads' revision applies only to the backbone that they name, and
+    their prompt only if no `prompt_name` is passed. Raises CheckpointError if heads differ in a
+    setting that is needed, or no backbone is named.
     """
     settings = {name: getattr(options, name) for name in setting_names(EmbeddingOptions)}
     settings["model"] = options.backbone
@@ -364,8 +386,9 @@ def backbone_options(
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
     """Return the value of one setting, such as "pooling", that all heads' backbones have in common.
 
-    `setting` is its name, and `backbones` are by name of the head. None if there are none, or if
-    all have None. Raises CheckpointError if values differ; a missing revision is ignored.
+    `setting` is its name, and `backbones` are by name of the head. Returns None if `backbones` is
+    empty, or all values are None. Raises CheckpointError if values differ; a revision of None is
+    ignored.
     """
     values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
     if setting == "revision":  # heads may lack a revision
@@ -404,8 +427,8 @@ def _load_head_once(checkpoint: HeadCheckpoint, cache_dir: str | None) -> HeadNe
 class HeadsRunner(EncoderRunner):
     """Runner that embeds every text once, and runs all heads on the embedding.
 
-    For each text, its outputs are the concatenated outputs of all heads, then the embedding, which
-    is not truncated.
+    Outputs have one row per text: the concatenated outputs of all heads, then the embedding, which
+    is normalized if so set, but not truncated.
     """
 
     model: HeadsModel
@@ -418,15 +441,17 @@ class HeadsRunner(EncoderRunner):
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner of the embedding model if it can run together with other mappers', else None."""
+        """Embedding model's runner if other mappers' networks may share its layers, or None."""
         return self.backbone.encoder
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Embed distinct texts, and compute the outputs of all heads from the embeddings.
 
-        Embeddings of a long text's windows are aggregated to one before the heads run. Counts of
-        this run are added to `stats`. `name_text` returns the name of a text for messages, from its
-        index in `texts`. Raises NonFiniteOutputError if an output is NaN or infinite.
+        Embeddings of a long text's windows are aggregated to one before the heads run. Heads read
+        embeddings that are truncated, if so set. Counts of this run are added to `stats`.
+        `name_text` returns the name of a text for messages, from its index in `texts`. Raises
+        NonFiniteOutputError if an output is NaN or infinite, and CheckpointError if a head reads
+        embeddings of another width.
         """
         outputs = self.backbone.run(texts, stats, name_text)
         head = EmbeddingHead("HeadClassifier", self.options, self.model)
@@ -454,12 +479,12 @@ class HeadClassifier(TextMapper[HeadClassifierOptions]):
     """Classifier with several heads on one embedding of every text.
 
     A head is a directory or a Hub repository in the format of ``gpuclassify
-    convert``; its ``config.json`` defines its outputs. A head "a" writes the most
-    probable label to ``a_pred``, and the probabilities of all labels with
-    `score_field`; a regression writes ``a_score``. Defaults of `backbone`,
+    convert``; its ``config.json`` defines its outputs. A head "a" writes the
+    most probable label to ``a_pred``, and the probabilities of all labels with
+    `score_field`; a regression writes only ``a_score``. Defaults of `backbone`,
     `revision`, `pooling`, `normalize`, `prompt`, `max_seq_length` and
-    `truncate_dim` are the heads' training settings; heads that differ are
-    refused. With ``long_text="windows"`` heads read the aggregated embedding.
+    `truncate_dim` are the heads' training settings; heads that differ in one
+    are refused. With ``long_text="windows"`` heads read aggregated embeddings.
 
     Examples
     --------
@@ -483,8 +508,8 @@ class HeadClassifier(TextMapper[HeadClassifierOptions]):
     def make_heads(self) -> tuple[Head, ...]:
         """Return a converter to columns for each trained head, then one for the embedding.
 
-        Each reads its slice of the runner's outputs. The last one is left out unless
-        `embedding_field` is set.
+        Each reads its slice of the runner's outputs. The converter for the embedding is left out
+        unless `embedding_field` is set.
         """
         made: list[Head] = []
         start = 0

@@ -68,7 +68,11 @@ class PromptHead(Head):
         return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the eleven columns by name, from probabilities of all heads, (texts, outputs)."""
+        """Return the eleven columns by name, from probabilities of all heads, (texts, outputs).
+
+        ``number_of_few_shots`` becomes 0 below 0.05. The score is the sum of six dimensions (not
+        ``no_label_reason``), weighted by `COMPLEXITY_WEIGHTS` and rounded to 5 decimals.
+        """
         probabilities = self._by_head(values)
         config = self.model.checkpoint.config
         weights, divisors = config["weights_map"], config["divisor_map"]
@@ -174,7 +178,7 @@ def top_tasks(
     """Return the two most probable task types, and the first one's probability, each (texts,).
 
     `probabilities` are (texts, task types), and `labels` names the task types. Probabilities are
-    rounded to 3 decimals. The second task type is "NA" if its probability is below 0.1.
+    rounded to 3 decimals. The second task type is "NA" if its rounded probability is below 0.1.
     """
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
     rounded = np.take_along_axis(probabilities, order, axis=1).astype(np.float64).round(3)

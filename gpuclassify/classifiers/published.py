@@ -51,11 +51,14 @@ class Published:
     """Entry of the catalogue: the class and settings for a published checkpoint, or for a family.
 
     A family is a group of checkpoints whose names differ by one word, such as a language.
-    `variant`, such as "LANGUAGE", is the placeholder for this word in `model`, and ``{}`` is the
-    placeholder in `settings`. `variants` maps the words that users type to the words in names of
-    models.
+    `variants` maps the word that users type for each checkpoint to the word in its name. In
+    `model`, the text of `variant`, such as "LANGUAGE", stands for the word in the name. In
+    `settings`, ``{}`` stands for the typed word. `variant` and `variants` are empty for a single
+    checkpoint.
 
-    `kind` is the class, `purpose` a phrase for listings, and `cite` a paper or page to cite.
+    `name` is the name for users, `kind` the class, `model` the Hub name, `purpose` a phrase for
+    listings, `cite` a paper or page to cite, and `settings` the arguments of `kind`. `is_gated`
+    models need a token with access.
     """
 
     name: str
@@ -73,8 +76,9 @@ class Published:
     def __call__(self, **settings: object) -> TextMapper:
         """Build the classifier with the settings of this entry, which `settings` override.
 
-        Raises ValueError if the entry stands for several checkpoints, such as one per language,
-        because only one of them can be run.
+        If `settings` have `long_text`, the entry's `window_overlap` does not apply. Raises
+        ValueError if the entry stands for several checkpoints, such as one per language, because
+        only one of them can be run.
         """
         if self.variants:
             first, *_ = words = [*self.variants]
@@ -140,8 +144,8 @@ def _same(words: str) -> dict[str, str]:
 def _scores(stem: str, **settings: object) -> dict[str, Any]:
     """Return settings of a classifier that writes a score from 0 to 5, as number and integer.
 
-    The columns are ``<stem>_score`` and ``<stem>_int_score``. `settings` are further settings,
-    which override these.
+    The columns are ``<stem>_score`` and ``<stem>_int_score``; no label is written. `settings` are
+    further settings, which override these.
     """
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}

@@ -16,8 +16,8 @@ from gpuclassify.mapping.token_lengths import TokenLengths
 class RuleModel(PinnedModel):
     """Stand-in for a model, because rules have no files.
 
-    A subclass sets `identity` and `checkpoint` to a name and a version of its rules. The version
-    changes when the rules give other results.
+    A subclass sets both `identity` and `checkpoint` to an `Identity` with a name and a version
+    (`revision`) of its rules. The version changes when the rules give other results.
     """
 
     repositories = identities = ()  # type: ignore[assignment]

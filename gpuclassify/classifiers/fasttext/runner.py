@@ -161,7 +161,8 @@ class FastTextRunner(Runner):
         """Return texts prepared as in training, each as a single line for the library.
 
         `words` converts texts to tokens separated by spaces. None is for models that are not
-        trained on tokens: texts are prepared as the setting `preprocess` says, or not at all.
+        trained on tokens: texts are prepared as the setting `preprocess` says. In any case,
+        newlines and the word ``</s>``, which ends a line, become spaces.
         """
         if words is not None:
             texts = words(texts)
@@ -182,7 +183,8 @@ class FastTextRunner(Runner):
 def words_of_openlid(text: str) -> str:
     """Return a text in lower case, without digits, punctuation and symbols, as OpenLID-v3 expects.
 
-    Source: ``preprocess`` in the README of hplt-project/openlid.
+    Underscores stay. White space around the text is removed, and several white space characters
+    become one space. Source: ``preprocess`` in the README of hplt-project/openlid.
     """
     import regex  # type: ignore[import-untyped]  # which transformers requires
 
@@ -231,10 +233,10 @@ class TokenWords:
 
 
 def compute_threads() -> int:
-    """Return the number of threads for a partition.
+    """Return the number of threads that run a partition's texts.
 
-    It is torch's number of threads if torch is imported, else OMP_NUM_THREADS, else the number of
-    usable cores.
+    It is torch's number of threads if torch is imported, else the first number in OMP_NUM_THREADS,
+    else the number of usable cores.
     """
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
@@ -243,9 +245,10 @@ def compute_threads() -> int:
 
 
 def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of blocks of texts that fit into a request to the host process.
+    """Yield start and end (exclusive) of blocks of texts that fit into a request to the host.
 
-    Few texts are divided into several blocks per thread, so that threads end together.
+    `char_counts` are the texts' numbers of characters. A text above the limit is a block of its
+    own. Few texts are divided into several blocks per thread, so that threads end together.
     """
     ends = np.cumsum(char_counts)
     share = int(ends[-1]) // (BLOCKS_PER_THREAD * threads) if len(ends) else 0
@@ -263,12 +266,14 @@ def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
 class LineRecords:
     """Labels and probabilities of texts, aggregated from predictions for their lines.
 
-    `records`, (texts,), have the fields ``label``, int32 (1,), a label id or -1, and
-    ``probability``, float32 (1,). A text's label is the label with the most characters; ties go to
-    the first of the model's labels. Its probability is the mean over the lines with this label,
-    weighted by characters. `text_of`, `label_of` and `shares` have an element for each pair of a
-    text and a label of its lines: the text's index, the label's id, and the label's share of the
-    text's characters.
+    `records`, (texts,), have the fields ``label``, int32 (1,), a label id, and ``probability``,
+    float32 (1,); -1 and NaN if no line has a label. A text's label is the label with the most
+    characters; ties go to the first of the model's labels. Its probability is the mean over the
+    lines with this label, weighted by characters. `text_of`, `label_of` and `shares` have an
+    element for each pair of a text and a label of its lines: the text's index, the label's id, and
+    the label's share of the characters of all lines that are not blank.
+
+    A text of only blank lines counts as one line that is not blank.
     """
 
     records: np.ndarray
@@ -322,9 +327,10 @@ class LineRecords:
         return self.records[name]
 
     def line_labels(self, labels: list[str]) -> pa.Array:
-        """Return an Arrow array with a list of line labels for each text; null for blank lines.
+        """Return an Arrow array with a list of line labels for each text.
 
-        `labels` are the names of the model's labels, in the order of their ids.
+        Labels are null for blank lines, and for lines without a label. A text of only blank lines
+        has one element. `labels` are the names of the model's labels, in the order of their ids.
         """
         ids = np.full(len(self.lines.is_run), -1, dtype=np.int32)
         ids[self.lines.is_run] = self.ids
@@ -335,6 +341,7 @@ class LineRecords:
         """Return an Arrow array with a list of labels and their shares of characters for each text.
 
         Elements of a list are structs with the fields "label" and "share", the largest share first.
+        Shares do not add up to 1 if a line has no label; a list is empty if no line has one.
         `labels` are the names of the model's labels, in the order of their ids.
         """
         offsets = np.searchsorted(self.text_of, np.arange(len(self) + 1)).astype(np.int32)
@@ -363,7 +370,7 @@ class FastTextHead(LabelHead):
 
     @property
     def list_size(self) -> int:
-        """Number of probabilities in each list: `top_k`, or 0 without lists."""
+        """Maximum number of probabilities in each list: `top_k`, or 0 without lists."""
         return self.options.top_k or 0
 
     def fields(self) -> list[pa.Field]:
@@ -436,7 +443,10 @@ class FastTextHead(LabelHead):
         return np.nan_to_num(values["probability"][:, 0])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if `labels` differ from the file's, or are fewer than `top_k`."""
+        """Raise CheckpointError if the setting `labels` is set and differs from the file's labels.
+
+        Also raises it if the file has fewer labels than `top_k`.
+        """
         expected, labels = self.options.labels, self.labels_of(checkpoint)
         if expected not in (None, labels):
             raise CheckpointError(
@@ -499,7 +509,8 @@ class LanguageHead(FastTextHead):
 def same_language(name: str, labels: Iterable[str]) -> list[str]:
     """Return the labels of the same language as `name`, such as ``deu_Latn`` for ``de``.
 
-    `labels` are a model's language codes, of ISO 639-1 or ISO 639-3, perhaps with a script.
+    `labels` are a model's language codes, of ISO 639-1 or ISO 639-3, perhaps with a script, which
+    is not compared. The result has their order, and may contain `name` itself.
     """
 
     def codes(label: str) -> set[str]:

@@ -50,9 +50,9 @@ class AegisOptions(LoraOptions):
     categories_field : str
         Output column (list of strings) of all the categories in the answer.
     keep_raw : bool
-        Write the answer to `raw_field`; answers are then decoded completely.
+        Write the answer to `raw_field`; answers are then decoded to their end, up to 100 tokens.
     raw_field : str
-        Output column of the answer.
+        Output column of the answer, with `keep_raw`.
     """
 
     template: StrPath | None = None
@@ -74,12 +74,13 @@ class AegisOptions(LoraOptions):
 
 
 class AegisModel(LoraModel):
-    """Pinned LoRA adapter of Aegis with its decoder, and the prompt from its model card."""
+    """Pinned LoRA adapter of Aegis with its decoder, and the safety prompt."""
 
     def read(self) -> LoraCheckpoint:
         """Read the configurations of adapter and decoder, and the safety prompt, without weights.
 
-        The prompt is the only one in the attribute `prompts` of the result.
+        The prompt is the only one in the attribute `prompts` of the result. Raises TemplateError if
+        it is missing, incomplete, or has another digest than expected.
         """
         checkpoint, options = super().read(), self.options
         card = checkpoint.adapter
@@ -110,10 +111,10 @@ class AegisRunner(AnswerRunner):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Label of a text, and the categories (codes "O1" to "O13") that the model's answer lists.
+    """Label of a text, and the distinct categories ("O1" to "O13") that the model's answer lists.
 
     The label is "safe", the category if an unsafe answer lists nothing else, or "unknown" for all
-    other answers.
+    other answers. The categories may be only some of the list if decoding ended early.
     """
 
     label: str
@@ -121,7 +122,7 @@ class Verdict:
 
 
 def final_verdict(answer: str) -> Verdict:
-    """Return the label and categories of a complete answer."""
+    """Return the label and categories of an answer that no tokens follow."""
     verdict = read_answer(answer, is_complete=True)
     assert verdict is not None, "a complete answer is decided"
     return verdict
@@ -130,13 +131,14 @@ def final_verdict(answer: str) -> Verdict:
 def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False) -> Verdict | None:
     """Return label and categories of an answer, or None if more tokens can change them.
 
-    `text` is the answer decoded so far, and `is_complete` says whether no tokens follow. The first
-    line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories from
-    ``O1`` to ``O13``, separated by commas. Further lines are ignored. If the first entry of the
-    list is no category, the label is ``unknown``, and no categories are returned. Several entries
-    make the label ``unknown``, too, as in both generations of NeMo Curator (``_parse_response``),
-    so that a filter for one category drops texts that have another one, too. By default, the answer
-    is decided at the first comma, and the returned categories may be only some of the list. With
+    `text` is the answer decoded so far, and `is_complete` says whether no tokens follow. If the
+    first line is neither ``safe`` nor ``unsafe``, the label is ``unknown``. After ``unsafe``, the
+    second line lists categories from ``O1`` to ``O13``, separated by commas; further lines are
+    ignored. If the first entry of the list is no category, the label is ``unknown``, and no
+    categories are returned. Several entries make the label ``unknown``, too, as in both generations
+    of NeMo Curator (``_parse_response``), so that a filter for one category drops texts that have
+    another one, too. The returned categories are distinct, and lack other entries. By default, a
+    list is decided at the first comma, and the categories may be only some of it. With
     `needs_all_categories`, it is decided at the end of the second line.
     """
     first, *others = text.split("\n")
@@ -221,7 +223,7 @@ class AegisClassifier(TextMapper[AegisOptions]):
     model : str
         The adapter; "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Permissive-1.0" is the other.
     max_seq_length : int
-        Maximum tokens of the whole prompt. Long documents are cut at their end, prompts never.
+        Maximum tokens of the whole prompt. Only the document is cut, at its end.
 
     Examples
     --------

@@ -41,7 +41,7 @@ class Choice(Declared):
         Labels that the model writes; or the text that it writes for each label, or several texts,
         whose probabilities are added.
     ends : list of str
-        Labels after which the answer ends, so that its later fields have no values.
+        Labels after which the answer ends, so that the answer's later fields have no values.
     """
 
     options: Options = setting(kw_only=False, convert=_normal_options)
@@ -65,7 +65,9 @@ class Choice(Declared):
 
 @dataclasses.dataclass(frozen=True)
 class Several(Choice):
-    """Answer field with any number of options, each at most once, in the order of the answer.
+    """Answer field whose value is a list of labels, each at most once, in the order of the answer.
+
+    It may be empty only if `none` is set.
 
     Attributes
     ----------
@@ -93,9 +95,10 @@ class Free(Declared):
     Attributes
     ----------
     max_tokens : int
-        Maximum tokens.
+        Maximum tokens of the field.
     stop : str
-        Text that ends the field, and is not a part of it; the end of the answer always ends it.
+        Text that ends the field, and is not a part of it; "" for none. The end of the answer always
+        ends the field.
     separator : str
         Text between two items, which makes the field a list of texts. If None, it is one text.
     is_json : bool
@@ -109,7 +112,10 @@ class Free(Declared):
     is_json: bool = setting(default=False, kw_only=False)
 
     def value(self, text: str) -> str | list[str]:
-        """Return the field's value, a text or a list of texts, from the text that was decoded."""
+        """Return the field's value, a text or a list of texts, from the text that was decoded.
+
+        A list has no empty items.
+        """
         if self.separator is None:
             return self._decoded(text)
         return [self._decoded(item) for item in text.split(self.separator) if item]
@@ -128,7 +134,7 @@ Field = Choice | Several | Free
 
 
 def is_list(field: Field) -> bool:
-    """Return whether the values of a field are lists of texts."""
+    """Return whether the values of a field are lists: of labels, or of free texts."""
     return isinstance(field, Several) or (isinstance(field, Free) and field.separator is not None)
 
 
@@ -139,8 +145,8 @@ def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Check a field's options, and convert them to pairs of a label and the texts that mean it.
 
     `options` is a list of labels, each its own text; a dict of label to text or list of texts; or
-    pairs from this function. Raises TypeError for other types, and ValueError for fewer than two
-    options, and for empty or repeated texts.
+    pairs from this function. Raises TypeError for other types, sets included, and ValueError for
+    fewer than two labels, blank or repeated texts or labels, or a label without text.
     """
     if isinstance(options, tuple) and options and all(isinstance(one, tuple) for one in options):
         options = dict(options)
@@ -173,9 +179,10 @@ def named_field(options: Any) -> Field:
     """Make an answer field from a setting: a list or dict of options, or a field object.
 
     A list or dict of options becomes a `Choice`, and a field object is returned as it is. A dict
-    whose only key is "choice", "several" or "free" becomes an object of this class, if its value is
-    a dict of attributes: ``{"several": {"options": ["a", "b"], "none": "none"}}``. Files of
-    settings describe field objects so.
+    whose only key is "choice", "several" or "free" becomes an object of the class `Choice`,
+    `Several` or `Free`, if its value is a dict of attributes: ``{"several": {"options": ["a", "b"],
+    "none": "none"}}``. Files of settings describe field objects so. Raises TypeError or ValueError
+    for other options.
     """
     if isinstance(options, Mapping) and len(options) == 1:
         ((name, attributes),) = options.items()
@@ -198,9 +205,9 @@ class AnswerForm:
         """Parse the template of an answer, such as ``"Safety: {safety}"``.
 
         `fields` maps each name in braces to its options, such as ``{"safety": ["safe",
-        "unsafe"]}``, or to a field object, such as `Several`. Raises ValueError if template and
-        `fields` have different names, or if an option begins with another one and no text after it
-        tells them apart.
+        "unsafe"]}``, or to a field object, such as `Several`; the form has them in the template's
+        order. Raises ValueError unless each name is in the template once, and in `fields`, or if an
+        option begins with another one and no text after it tells them apart.
         """
         names, literals = [], [""]
         for text, name in template_pieces(template, "answer"):
@@ -219,7 +226,7 @@ class AnswerForm:
         return form
 
     def _check_can_be_told_apart(self) -> None:
-        """Raise ValueError if an option is the beginning of another one and no text follows it."""
+        """Raise ValueError if an option of a `Choice` begins another one and no text follows it."""
         for number, field in enumerate(self.fields):
             ends = field.ends if isinstance(field, Choice) else ()
             if type(field) is not Choice or (self.literals[number + 1] and not ends):
@@ -238,11 +245,16 @@ class AnswerForm:
 
 @dataclasses.dataclass
 class Answer:
-    """Answer to one prompt: each field's value and probability, and the answer's token ids."""
+    """Answer to one prompt: each field's value and probability, and the answer's token ids.
 
-    shares: np.ndarray | None = None  # probabilities of the first field's options, float64
-    # A label, labels, or a text per field; None if the answer ended before it.
+    For criteria, it has only `shares`: the probability of the first option for each criterion.
+    """
+
+    # Probabilities of the first field's labels, float64 (labels,); None for `Several` and `Free`.
+    shares: np.ndarray | None = None
+    # A label, labels, or a text or texts per field; None if the answer ended before it.
     values: list[Any] = dataclasses.field(default_factory=list)
+    # Probability of each field's value; NaN if the answer ended before it.
     confidences: list[float] = dataclasses.field(default_factory=list)
     tokens: Tokens = ()  # tokens of the most probable answer
     raw: str | None = None  # the free answer, decoded
@@ -257,7 +269,8 @@ Reading = Generator[Tokens, None, Any]  # yields tokens after which results are 
 class Freely(tuple[int, ...]):
     """Token ids of a partial answer, to request the most likely next token of the whole vocabulary.
 
-    A plain tuple of token ids requests only the logits of token ids in `Reader.columns`.
+    The logits of the token ids in `Reader.columns` are requested, too. A plain tuple of token ids
+    requests only these.
     """
 
     __slots__ = ()
@@ -306,10 +319,23 @@ class AnswerReader:
     end_ids : collection of int
         Token ids that end an answer.
     needs_shares : bool
-        Whether the probabilities of all options of the first field are needed.
-    places : dict of int to int
+        Whether the probabilities of all options of the first field are needed. Otherwise, they may
+        be lower bounds.
+    places : dict of int to int, optional
         Column of the logits by token id, to which this reader adds the tokens that it needs.
         Readers of the same rows share it.
+
+    Raises
+    ------
+    ValueError
+        The tokenizer merges the answer with the document before `before`, or texts of neighbouring
+        fields, or two options cannot be told apart by their tokens.
+
+    Attributes
+    ----------
+    dropped : int
+        Number of the prompt's last tokens that depend on the answer's text. The caller drops them
+        from prompts, and the reader reads them as the beginning of the answer.
     """
 
     def __init__(
@@ -352,7 +378,10 @@ class AnswerReader:
 
     @property
     def columns(self) -> Tokens:
-        """Token ids whose logits are needed, in the order of the logit columns."""
+        """Token ids whose logits are needed, in the order of the logit columns.
+
+        More may be appended while answers are read.
+        """
         return tuple(self._places)
 
     @property
@@ -375,7 +404,8 @@ class AnswerReader:
 
         A generator. The yielded token ids are a partial answer, which begins with `start`, the
         token ids between prompt and answer. Before the generator is resumed, the caller adds the
-        logits after them to `known`, under these ids.
+        logits after them to `known`, under these ids, and, for a `Freely` object, the most likely
+        next token.
         """
         answer, path, previous = Answer(), start, self._before
         value: Any
@@ -469,7 +499,11 @@ class AnswerReader:
     # Prefix trees of the token ids of choices.
 
     def _check_seams(self) -> None:
-        """Raise ValueError if the tokenizer merges texts of neighbouring fields into one token."""
+        """Raise ValueError if the tokenizer merges texts of neighbouring fields into one token.
+
+        Builds the prefix trees of the fields' options, which raises ValueError if two options
+        cannot be told apart by their tokens.
+        """
         starts = [self._before]
         for number, field in enumerate(self.form.fields):
             for start in starts:
@@ -504,8 +538,8 @@ class AnswerReader:
     def _sequence(self, before: str, text: str) -> Tokens:
         """Return the token ids of `text` after the text `before`.
 
-        If `before` is the end of the prompt, its last `dropped` tokens are returned, too, before
-        those of `text`. Raises ValueError if `text` changes the other tokens of `before`.
+        If `before` is the end of the prompt, the result begins at its last `dropped` tokens, which
+        `text` may change. Raises ValueError if `text` changes other tokens of `before`.
         """
         if (before, text) not in self._sequences:
             base, whole = self._encode(before), self._encode(before + text)
@@ -525,8 +559,9 @@ class AnswerReader:
         """Return the prefix tree of token ids of the options that can come next in field `number`.
 
         They come after `before`, an option or the prompt's end, and include the literal or the
-        separator between. In a `Several` field, `rest` are the labels not chosen yet (None: all);
-        unless `is_first`, the end of the list is one more option. A `Free` field's tree is empty.
+        separator between. In a `Several` field, `rest` are the labels not chosen yet (None: all).
+        One more option is last: for the first label (`is_first`), the text `none`, if there is one;
+        for later labels, the end of the list. A `Free` field's tree is empty. Trees are cached.
         """
         field = self.form.fields[number]
         if isinstance(field, Free):

@@ -68,17 +68,21 @@ class Decoder:
         return copy.deepcopy(self.tokenizer)
 
     def attached(self, key: Hashable, build: Callable[[], Thing]) -> Thing:
-        """Return the result of ``build()``, cached under `key` as long as this decoder lives."""
+        """Return the result of ``build()``, cached under `key` as long as this decoder lives.
+
+        `build` is called only if nothing is cached under `key`.
+        """
         with self._attaching:
             if key not in self._attachments:
                 self._attachments[key] = build()
             return self._attachments[key]
 
     def add_adapter(self, name: str, directory: Path) -> None:
-        """Load the LoRA adapter in `directory` as `name`, once, in this model's dtype.
+        """Load the LoRA adapter in `directory` as `name`, in this model's dtype.
 
-        The first adapter becomes active; others do not change the active one. Raises
-        CheckpointError if files or tensors are missing, or do not fit this model.
+        Does nothing if an adapter of this name is loaded. The first adapter becomes active; others
+        do not change the active one. Raises CheckpointError if files or tensors are missing, or do
+        not fit this model, and ModuleNotFoundError if peft is not installed.
         """
         if name in self._models:  # no need to wait for the locks below
             return
@@ -184,7 +188,7 @@ class LikelihoodNetwork(nn.Module):
         Columns 0 and 1 are sum and count over all tokens of a row except its first one, which has
         no tokens before it. Columns 2 and 3 also leave out the first `context` tokens of each row;
         the number `context` is an argument of the class. Ids and mask are (rows, width), padded on
-        the right.
+        the right. Makes the decoder's adapters inactive.
         """
         self._decoder.use(None)
         columns = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -222,7 +226,8 @@ class GuardNetwork(nn.Module):
         """Compute logits (rows, 1) from ids and mask (rows, width), padded on either side.
 
         `position_ids` are passed if, and only if, padding is on the left. Runs the decoder without
-        its output layer, and keeps only the last state of each row.
+        its output layer, and keeps only the state of each row's last token. Makes the network's
+        adapter the decoder's active one.
         """
         self._decoder.use(self._adapter)
         is_left = position_ids is not None
@@ -289,7 +294,8 @@ def check_runs(sizes: Mapping[str, Any], name: str) -> None:
 def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> Decoder:
     """Load the causal language model and tokenizer in `directory`, in this dtype, onto a device.
 
-    Raises CheckpointError if tensors or files are missing or have another shape.
+    Raises CheckpointError if files or tensors are missing, if tensors do not fit ``config.json``,
+    if that describes no decoder (see `check_is_decoder`), or if ``eos_token_id`` is invalid.
     """
     from transformers import AutoModelForCausalLM
 

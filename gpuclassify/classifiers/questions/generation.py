@@ -48,7 +48,10 @@ class Reader(Protocol):
 
     @property
     def columns(self) -> Tokens:
-        """Token ids whose logits are needed at each position of the answer that `read` requests."""
+        """Token ids whose logits are needed at each position of the answer that `read` requests.
+
+        More may be appended while answers are read.
+        """
 
     @property
     def has_free_fields(self) -> bool:
@@ -68,8 +71,9 @@ class Reader(Protocol):
         A generator. Each time, it yields one tuple, the token ids of the answer so far. Before it
         is resumed, the caller stores the next token's logits of `columns` in `known`, with this
         tuple as the key. If the tuple is a `Freely` object, the caller stores there, too, the most
-        likely token of the whole vocabulary and its probability. The returned answer has the
-        attribute `tokens`, its token ids, used to draft later answers.
+        likely token of the whole vocabulary and its probability. See `Known` for the values. The
+        caller may store results after other token ids in advance. The returned answer is not None,
+        and has the attribute `tokens`, its token ids, used to draft later answers.
         """
 
 
@@ -77,12 +81,12 @@ class Reader(Protocol):
 class AnswerTask:
     """Arguments of the function `answer` that are equal for all prompts of a call.
 
-    They are the decoder, its LoRA adapter, the common prefix of the prompts, and the reader, which
+    They are the decoder, its LoRA adapter, the common prefix of most prompts, and the reader, which
     computes an answer from the decoder's logits.
     """
 
     decoder: Decoder
-    adapter: str | None  # name of one of the decoder's adapters
+    adapter: str | None  # name of one of the decoder's adapters; None for no adapter
     # Common prefix of most prompts, int32 (tokens,), possibly empty. Prompts without it are slower.
     prefix: np.ndarray
     reader: Reader
@@ -90,7 +94,7 @@ class AnswerTask:
 
 @dataclass(frozen=True)
 class FreeAnswer:
-    """Greedily decoded answer: its text, without special tokens, and its token ids."""
+    """Greedily decoded answer: its text without special tokens, and all its token ids."""
 
     text: str
     tokens: Tokens
@@ -101,8 +105,9 @@ class FreeReader:
     """Reader that decodes greedily: each token is the most likely one; ties go to the lowest id.
 
     ``is_decided(text, is_complete)``, a pure function, is called after every new token, and returns
-    whether the partial answer `text` is enough. `is_complete` says whether the answer is at its
-    end: the decoder has ended it, or it has `max_new_tokens` tokens.
+    whether the partial answer `text`, without special tokens, is enough. `is_complete` says whether
+    the answer is at its end, so that it ends in any case: the last token is an end token, or the
+    answer has `max_new_tokens` tokens.
     """
 
     decoder: Decoder
@@ -125,7 +130,7 @@ class FreeReader:
         """Decode an answer greedily: yield its token ids until it ends, and return a `FreeAnswer`.
 
         A generator. Each time it yields the token ids decoded so far, and is resumed when `known`
-        has the most likely next token.
+        has the most likely next token under these ids. It yields nothing for tokens already known.
         """
         tokens: Tokens = ()
         while not tokens or not self._is_ended(tokens):
@@ -154,10 +159,10 @@ def answer(
 ) -> list[Any]:
     """Run prompts through the task's decoder, and return the reader's answer to each, in order.
 
-    An answer is None if logits were not finite. Prompts include the prefix. The batch limits
-    measured for the model are cached under `key`. Only `sort_by_length` and `batch_size` of the
-    settings apply, because decoders have one loader and one engine. Counts of the run are added to
-    `stats`.
+    An answer is None if logits were not finite. Prompts are whole, including the prefix. The task's
+    adapter becomes the active one. The batch limits measured for the model are cached under `key`.
+    Only `sort_by_length` and `batch_size` of the settings apply, because decoders have one loader
+    and one engine. Counts of the run are added to `stats`.
     """
     answers: list[Any] = [None] * len(prompts)
     if not answers:
@@ -199,11 +204,11 @@ class SeenAnswers:
             self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
 
     def continuations(self) -> dict[Tokens, Tokens]:
-        """Return a draft, the probable next tokens, for each beginning of a counted answer.
+        """Return a draft, the probable next tokens, for each proper beginning of a counted answer.
 
-        Keys are the beginnings, including (). Values are at most `MOST_DRAFTED` token ids, which
-        follow in the most frequent answer with this beginning. An answer's last token is not
-        drafted, because the decoder predicts it when it verifies the token before.
+        Keys are the beginnings, including (). Values are at most `MOST_DRAFTED` token ids, possibly
+        none, which follow in the most frequent answer with this beginning. An answer's last token
+        is not drafted, because the decoder predicts it when it verifies the token before.
         """
         rarest_first = reversed(self._counts.most_common())
         return {
@@ -214,7 +219,7 @@ class SeenAnswers:
 
 
 class _Memory:
-    """Cache of key/value tensors and earlier answers by prompt prefix, for one LoRA adapter."""
+    """Cache of key/value tensors and earlier answers by prompt prefix, for one adapter or none."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Prefix | None, SeenAnswers]] = {}
@@ -223,7 +228,8 @@ class _Memory:
         """Return keys and values of the task's prompt prefix, and the earlier answers after it.
 
         The prefix is the token ids that most prompts begin with. Its keys and values are computed
-        in the first call with it, and cached; the `Prefix` is None if there are no such ids.
+        in the first call with it, and cached; the `Prefix` is None if there are no such ids. The
+        cache has at most `_MOST_PREFIXES` prefixes, and drops the least recently used one.
         """
         key = task.prefix.tobytes()
         if key not in self._kept:
@@ -258,7 +264,10 @@ class _Row:
         self._reading = reader.read(self.known)
 
     def advance(self) -> bool:
-        """Continue reading the answer until logits are missing; return False if it is complete."""
+        """Continue reading the answer until logits are missing; return False if it is complete.
+
+        Sets `wanted` to the token ids after which logits are missing, or `result` to the answer.
+        """
         try:
             wanted = next(self._reading)
         except StopIteration as end:
@@ -290,10 +299,10 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Group:
-    """Prompts that share equally many tokens with the task's prefix, to answer together.
+    """Runner of prompts that share equally many tokens with the task's prefix.
 
     `prefix` has the keys and values of the shared tokens (None: no tokens), and `seen` the earlier
-    answers, used to draft new ones. The device's lock is held.
+    answers, used to draft new ones. The caller holds the device's lock.
     """
 
     task: AnswerTask
@@ -342,7 +351,10 @@ class _Group:
         return [answers[index] for index in np.argsort(order)]
 
     def probe(self, rows: int, width: int) -> None:
-        """Run a batch of `rows` prompts of `width` arbitrary token ids, to measure its memory."""
+        """Run a batch of `rows` prompts of `width` arbitrary token ids after the prefix.
+
+        Does not measure anything: the caller measures the memory that the run takes.
+        """
         prompts = [_Row(np.zeros(width, np.int64), self.task.reader) for _ in range(rows)]
         replace(self, stats=RunStats())._forward(prompts, RowState(self.prefix))
 
@@ -351,8 +363,8 @@ class _Group:
     ) -> list[Any]:
         """Return the answers to a batch of prompts, in order; None for logits that are not finite.
 
-        Prompts run in smaller batches within the limits that `current_limits` returns. Then all
-        answers are decoded together.
+        Prompts are token ids after the prefix. They run in smaller batches within the limits that
+        `current_limits` returns. Then all answers are decoded together, and added to `seen`.
         """
         continuations = self.seen.continuations()
         rows = [_Row(prompt, self.task.reader) for prompt in prompts]
@@ -431,7 +443,7 @@ class _Group:
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     """Return the most likely token id of each row of logits, and its probability, float64 (n, 2).
 
-    The token id is -1 if logits are not finite.
+    The token id is -1 if any of the row's logits is not finite.
     """
     best, token = logits.max(1)
     share = (best - logits.logsumexp(1)).exp()

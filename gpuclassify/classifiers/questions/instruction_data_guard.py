@@ -44,7 +44,7 @@ POISONED_FROM = 0.5
 
 
 def decisions(labels: Any) -> tuple[bool, ...] | None:
-    """Normalize the setting `filter_by` to a sorted tuple of True and False; None stays None.
+    """Normalize the setting `filter_by` to a sorted tuple of distinct bools; None stays None.
 
     Raises TypeError unless `labels` is None, a bool or a list of them, and ValueError for an empty
     list.
@@ -99,7 +99,10 @@ class GuardModel(LoraModel):
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of guard, adapter and decoder, without weights."""
+        """Read the configurations of guard, adapter and decoder, without weights.
+
+        Raises CheckpointError if the guard reads hidden states of another size than the decoder's.
+        """
         checkpoint = super().read()
         config = read_required_json(
             self.identity, "config.json", "is no saved model", self.options.cache_dir
@@ -118,7 +121,10 @@ class StateRunner(DecoderRunner, EncoderRunner):
     """Runner of the guard network, which scores the last hidden state of each text in a decoder."""
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if tensors of guard, adapter and decoder do not match."""
+        """Raise CheckpointError if tensors do not fit, or if `Decoder` cannot run the model.
+
+        Tensors in the weight files of guard, adapter and decoder must fit their configurations.
+        """
         import torch
 
         from gpuclassify.models.networks import GuardLayers
@@ -188,7 +194,10 @@ class GuardHead(LabelHead):
         )
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to poisoning scores by a sigmoid, float32 (texts, 1)."""
+        """Convert logits to poisoning scores by a sigmoid, float32 (rows, 1).
+
+        A row is a text, or a window (token sequence) of a long text.
+        """
         return sigmoid(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:

@@ -39,7 +39,7 @@ MAX_TOKENS = 4096
 
 @declared
 class LoraOptions(LabelOptions, ModelOptions):
-    """Settings of mappers with an adapter on a decoder, in addition to `LabelOptions`.
+    """Settings of mappers with an adapter on a decoder, besides `LabelOptions` and `ModelOptions`.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class LoraOptions(LabelOptions, ModelOptions):
     base_revision: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other, or lack `base_model`."""
         super().check_together()
         check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
 
@@ -67,7 +67,7 @@ class LoraCheckpoint(Checkpoint):
     base: Identity  # decoder, shared by mappers with other adapters
     adapter: Identity | None
     prompts: tuple[Prompt, ...] = ()  # prompts with placeholders for columns
-    max_tokens: int = 0  # maximum tokens of a prompt
+    max_tokens: int = 0  # maximum tokens of a prompt or window; 0 if nothing has set it
 
 
 class LoraModel(PinnedModel):
@@ -102,7 +102,7 @@ class LoraModel(PinnedModel):
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Name of the safetensors file in each repository or directory of `identities`."""
+        """Name of the safetensors file with weights, by repository or directory of `identities`."""
         checkpoint = self.checkpoint
         files = {checkpoint.base: WEIGHTS}
         if checkpoint.adapter is not None:
@@ -111,7 +111,11 @@ class LoraModel(PinnedModel):
         return files
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of decoder and adapter, without weights."""
+        """Read the configurations of decoder and adapter, without weights.
+
+        Raises CheckpointError if a file is missing, or if they describe no decoder (see
+        `check_is_decoder`) or no LoRA adapter.
+        """
         cache_dir = self.options.cache_dir
         base = self.resolve_base()
         config = read_required_json(base, "config.json", "is no saved model", cache_dir)

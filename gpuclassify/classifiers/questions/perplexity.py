@@ -43,7 +43,7 @@ class PerplexityOptions(ModelOptions):
     model : str
         Any decoder for ``AutoModelForCausalLM``, on the Hub or in a directory.
     max_seq_length : int
-        Tokens of a window. Default: 2,048, or the model's limit if it is smaller.
+        Maximum tokens of a window. Default: 2,048, or the model's limit if it is smaller.
     window_overlap : int
         Tokens that a window shares with the one before it, which are context and not scored again.
         Default: an eighth of a window, at least 1.
@@ -80,13 +80,17 @@ class PerplexityOptions(ModelOptions):
             )
 
     def overlap_of(self, window_tokens: int) -> int:
-        """Return the number of tokens, at least 1, shared by two windows of `window_tokens`."""
+        """Return the number of tokens, at least 1, that neighbouring windows share.
+
+        `window_tokens` is the length of a window, in tokens.
+        """
         return max(1, super().overlap_of(window_tokens) or 0)
 
     def cut_of(self, window_tokens: int) -> dict[str, Any]:
         """Return keyword arguments of `TextTokenizer` to cut texts to windows of `window_tokens`.
 
-        Special tokens are added once per text, not once per window.
+        They are those of `ModelOptions`, and ``has_special_once=True``: special tokens are added
+        once per text, not once per window.
         """
         return {**super().cut_of(window_tokens), "has_special_once": True}
 
@@ -110,8 +114,9 @@ class PerplexityModel(LoraModel):
     def read(self) -> LoraCheckpoint:
         """Read the decoder's configuration, without weights, and choose the length of windows.
 
-        Raises ValueError if `max_seq_length` exceeds `most_positions`, the limit of decoders with
-        "longrope" positions. Limits of other decoders are not checked here.
+        The length is the result's `max_tokens`. Raises ValueError if `max_seq_length` exceeds
+        `most_positions`, the limit of decoders with "longrope" positions. Limits of other decoders
+        are not checked here.
         """
         checkpoint, asked = super().read(), self.options.max_seq_length
         most = most_positions(checkpoint.sizes) or position_limit(checkpoint.sizes)[0]
@@ -142,7 +147,10 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
 
     @property
     def _context(self) -> int:
-        """Number of a window's leading tokens that the window before has scored."""
+        """Number of leading tokens that a window shares with the text's window before it.
+
+        They are scored only in the window before.
+        """
         overlap: int = self.options.overlap_of(self.model.checkpoint.max_tokens)
         return overlap
 
@@ -176,6 +184,7 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
         The outputs' values are float32 (texts, 3): negative log-likelihood per token in nats, bits
         per byte, and the number of tokens. The first two are NaN if no token is scored. Counts are
         added to `stats`. `name_text` returns the name of the text with an index, for messages.
+        Raises NonFiniteOutputError if outputs of a text are not finite, even in float32.
         """
         windows = super().run(texts, stats, name_text)
         assert windows.counts is not None

@@ -117,18 +117,21 @@ class PromptOptions(ClassifierOptions):
     model : str
         Any decoder for ``AutoModelForCausalLM``, on the Hub or in a directory.
     max_seq_length : int
-        Maximum tokens of the whole prompt. Long documents are cut at their end, prompts never.
+        Maximum tokens of the whole prompt. Only the document is cut, at its end. Default: the
+        model's limit, or 4,096.
     label_field : str
-        Output column of the label. Default: "label", or the name of the first of `fields`.
+        Output column of the label, first field in `answer`, or most probable of `criteria`.
+        Default: "label", the field's name, or none.
     score_field : str
-        Output column of the probabilities of all of `answers`, or of the first of `fields`.
+        Output column of the probabilities of all `answers`, of all options of the first field in
+        `answer`, or of all `criteria`.
     prompt : str
         Question, with columns in braces, such as "Is this an advertisement?\\n\\n{text}". It
         becomes one user message; ``{{`` and ``}}`` are braces. Braces in documents are text.
     system : str
         System message before the question.
     response : str
-        Assistant message after it, such as "{response}", for models that judge responses.
+        Assistant message after the question, such as "{response}", for models that judge responses.
     chat : bool
         Apply the tokenizer's chat template; False: `prompt` is the whole text.
     chat_template_kwargs : dict
@@ -136,19 +139,19 @@ class PromptOptions(ClassifierOptions):
     opening : str
         Beginning of the answer, which the model continues, such as an empty think block.
     answers : list of str, or dict of str to str or list of str
-        Labels, or their answers' texts by label. Probabilities of several
-        texts are added.
+        Possible labels; or, by label, the text or texts that the model writes for it. Probabilities
+        of a label's texts are added.
     answer : str
         Template of an answer with several fields, such as
         "Safety: {safety}\\nCategories: {categories}".
     fields : dict of str to list, dict, Choice, Several or Free
-        Possible values of each field of `answer`. Each field is a column.
+        Possible values of each field of `answer`, by name. Each field is an output column.
     criteria : dict of str to str
         Text for ``{criterion}`` in the prompt, by output column. Each column (float32) is the
         probability of the first of `answers`.
     confidences : bool
-        Add a column NAME_confidence for every field. A first field that is a choice of one label
-        has `confidence_field` instead.
+        Add a column NAME_confidence (float32), the value's probability, for every field. A first
+        field that is one label has `confidence_field` instead.
     adapter : str
         Hub name or directory of a LoRA adapter on the model.
     adapter_revision : str
@@ -161,7 +164,7 @@ class PromptOptions(ClassifierOptions):
     max_new_tokens : int
         Maximum tokens of the answer that `keep_raw` keeps.
     prompt_digest : str
-        Expected SHA-256 of the prompt for empty columns; otherwise a warning is
+        SHA-256 (64 hex digits) that the prompt must have with empty columns; otherwise a warning is
         logged, or an error raised if `strict`.
     """
 
@@ -199,7 +202,7 @@ class PromptOptions(ClassifierOptions):
     prompt_digest: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings are missing or contradict each other."""
         self.check_text_field()
         check_text("prompt", self.prompt, "a text with a column in braces, such as {text}")
         for name in ("system", "opening"):
@@ -256,7 +259,8 @@ class PromptOptions(ClassifierOptions):
     def form(self) -> AnswerForm:
         """Form of the answer: its fields, such as a choice of labels, and the texts around them.
 
-        Raises ValueError unless the settings describe one form.
+        With `answers`, its only field is a choice named "label", without texts around it. Raises
+        ValueError unless the settings describe one form.
         """
         if (self.answers is None) == (self.answer is None) or (
             (self.answer is None) != (self.fields is None)
@@ -282,13 +286,13 @@ class PromptOptions(ClassifierOptions):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Names of the input columns in the settings `prompt` and `response`."""
+        """Distinct names of the input columns in `prompt`, and then in `response`, in order."""
         return prompt_columns(self.prompt, self.response)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the setting that names this input column, for messages.
+        """Return the name of the setting that names this input column, for messages.
 
-        It is "text_field", "prompt" or "response".
+        It is "text_field" for the column of the text, else "prompt" or "response".
         """
         if name == self.text_field:
             return "text_field"
@@ -315,11 +319,13 @@ class PromptModel(LoraModel):
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
     def read(self) -> LoraCheckpoint:
-        """Read the decoder's configuration, and build the prompts with its chat template.
+        """Read the configurations of decoder and adapter, and build the prompts, without weights.
 
-        Weights are not read. Raises ValueError if a prompt leaves no room for a document, if
-        `window_overlap` is not smaller than a window of a document, or if `max_seq_length` exceeds
-        the limit of `_prompt_length`. Raises TemplateError if `strict` and `prompt_digest` differs.
+        The result has the prompts, one per criterion or only one, and the maximum tokens of a
+        prompt. Raises ValueError if a prompt cannot be built or leaves no room for a document, if
+        options cannot be told apart by their tokens, if `window_overlap` is not smaller than a
+        window of a document, or if `max_seq_length` exceeds the limit for "longrope" positions. If
+        `prompt_digest` differs, logs a warning, or raises TemplateError if `strict`.
         """
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
@@ -346,10 +352,11 @@ class PromptModel(LoraModel):
         return replace(checkpoint, prompts=prompts, max_tokens=length)
 
     def _prompt_length(self, sizes: Mapping[str, Any], answer_tokens: int) -> int:
-        """Return the maximum number of tokens of a prompt: `max_seq_length` or the model's limit.
+        """Return the maximum tokens of a prompt: `max_seq_length`, else the model's limit or 4,096.
 
-        With "longrope" positions, the limit leaves room for an answer of `answer_tokens`, and a
-        larger `max_seq_length` raises ValueError.
+        `sizes` is the parsed ``config.json``. With "longrope" positions, the limit leaves room for
+        an answer of `answer_tokens`, or of `max_new_tokens` if that is more and `keep_raw` is set;
+        a larger `max_seq_length` raises ValueError. Other limits are not enforced here.
         """
         asked = self.options.max_seq_length
         most = most_positions(sizes)
@@ -389,7 +396,8 @@ def new_readers(
 
     `prompts` has one prompt, or one per criterion if the options have criteria. `tokenizer` is the
     decoder's, and `end_ids` are the token ids that end an answer. The readers share one table of
-    logit columns. Raises ValueError if two options cannot be told apart by their tokens.
+    logit columns. Raises ValueError if two options cannot be told apart by their tokens, or if the
+    tokenizer merges the answer with the document before it, or texts of neighbouring fields.
     """
     backend, places = tokenizer.backend_tokenizer, {}  # type: ignore[var-annotated]
 
@@ -444,8 +452,8 @@ class CriteriaReader:
         """Read an answer for each criterion: yield token ids after which logits are needed.
 
         A generator, which returns one `Answer`: its `shares` are the probabilities of the first
-        option, float64 (criteria,). Before it is resumed, the caller adds the logits to `known`, by
-        the yielded token ids.
+        option, float64 (criteria,). Its other attributes have their defaults. Before the generator
+        is resumed, the caller adds the next token's logits to `known`, by the yielded token ids.
         """
         shares = []
         for reader, start in zip(self.readers, self.starts, strict=True):
@@ -477,7 +485,8 @@ class ChoiceRunner(PromptRunner):
     def columns_of(self, text: str) -> tuple[str, ...]:
         """Return the texts of the prompt's columns, in the order of the prompt, for a row's `text`.
 
-        `text` is a JSON list of the columns' texts or, if there is one column, the text itself.
+        `text` is a JSON list of the texts of the columns `text_fields`, in the order of the
+        settings, or the text itself if there is only one column.
         """
         names = self.options.text_fields
         values = dict(zip(names, json.loads(text) if len(names) > 1 else [text], strict=True))
@@ -489,6 +498,7 @@ class ChoiceRunner(PromptRunner):
         They are `Answer` objects (texts,). If documents are read in windows, they are probabilities
         of labels or criteria, float32 (windows, labels), which `Outputs.by_text` aggregates. Counts
         are added to `stats`. `name_text` returns the name of the text with an index, for messages.
+        Raises NonFiniteOutputError if logits are not finite, even alone and in float32.
         """
         options, rows = self.options, [self.columns_of(text) for text in texts]
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
@@ -581,10 +591,11 @@ def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
 
 
 class AnswerHead(CategoryHead):
-    """Head that converts answers to a column per field, with probabilities of the first field.
+    """Head that converts answers to a column per field.
 
-    The columns of the first field are a label, the probabilities of its options, and the largest
-    one.
+    If the first field is a choice of one label, it can also have a column of its options'
+    probabilities, and one of the largest probability. The other columns are optional: the
+    probability of each other field's value, and the raw answer.
     """
 
     @property
@@ -609,7 +620,11 @@ class AnswerHead(CategoryHead):
         self.label_field = self._name if self._has_label else None  # free text is not a label
 
     def fields(self) -> list[pa.Field]:
-        """Return Arrow fields of label, scores, confidence, other answer fields, and raw answer."""
+        """Return Arrow fields of the columns of each answer field, in order, and of the raw answer.
+
+        Each field has a column of its value. Scores of all options (first field only), confidence,
+        and raw answer have columns if the settings ask for them.
+        """
         fields = super().fields() if self._has_label else []
         form = self.options.form
         names = [self._name, *form.names[1:]]
@@ -673,8 +688,9 @@ class AnswerHead(CategoryHead):
     def check_settings(self) -> None:
         """Raise ValueError for filters or score columns that the answer's first field cannot have.
 
-        If the field is a choice of one label, filters may name only its labels. Otherwise, there
-        must be no filters and no columns of scores or confidence.
+        If the field is a choice of one label, filters may name only its labels, minimum scores must
+        name labels, and `labels_field` is refused. Otherwise, there must be no filters and no
+        columns of scores or confidence.
         """
         if self._has_label:
             super().check_settings()
@@ -688,7 +704,10 @@ class AnswerHead(CategoryHead):
 
 
 class CriteriaHead(MultiLabelHead):
-    """Head that converts answers to columns: the probability of the first option per criterion."""
+    """Head that converts answers to columns: the probability of the first option per criterion.
+
+    The settings can name more columns; see `fields`.
+    """
 
     @property
     def labels(self) -> list[str]:
@@ -750,12 +769,13 @@ def _shares(values: np.ndarray) -> np.ndarray:
 
 
 class PromptClassifier(TextMapper[PromptOptions]):
-    """Classifier that asks a language model about every row, and reads the answer from logits.
+    """Classifier that asks a language model about each row, and reads the answer from logits.
 
-    The model reads a question with the row's columns. Choices are not generated: the softmax over
-    the possible next tokens gives the probability of every option, so each row has a valid answer.
-    Only fields of free text and `keep_raw` decode token by token. The common prefix of all prompts
-    is run once per process.
+    The model reads a question with the row's columns. Rows with a null in `text_field` are not
+    asked, and have null answers. Choices are not generated: the softmax over the possible next
+    tokens gives the probabilities of the options, so that each choice is valid. Only fields of
+    free text and `keep_raw` decode token by token. A prefix that the prompts have in common is run
+    once per process.
 
     Examples
     --------
@@ -793,14 +813,19 @@ class PromptClassifier(TextMapper[PromptOptions]):
         return (kind(type(self).__qualname__, self.options, self.model),)
 
     def describe(self) -> dict[str, Any]:
-        """Return settings as JSON values by name, with the whole prompt and the model's commit."""
+        """Return the settings by name as JSON values, and ``model_revision``.
+
+        ``prompt`` is the whole template. ``model_revision`` is the model's commit, or the digest of
+        its directory; None if it cannot be reached.
+        """
         return super().describe() | {"prompt": self.options.prompt}
 
     def first_prompt(self, frame: Frame, most_chars: int) -> str | None:
         """Return the complete prompt for a frame's first row with a text; None if all are null.
 
         It is shown to users: "..." replaces each column's characters after the first `most_chars`.
-        With criteria, it is the prompt of the first one.
+        With criteria, it is the prompt of the first one. Texts are cut to the setting `max_chars`,
+        but the prompt is not cut to `max_seq_length`.
         """
         texts = self.list_texts(frame, self.options.max_chars)
         text = next((text for text in texts if text is not None), None)
@@ -814,10 +839,11 @@ class PromptClassifier(TextMapper[PromptOptions]):
         return checkpoint.prompts[0].filled(self.model.new_tokenizer(), shown)
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return each row's text, or a JSON list of its prompt columns' texts if there are several.
+        """Return each row's text, or a JSON list of its texts if the prompt has several columns.
 
-        None if the text in the column `text_field` is null; other null columns are "". Texts are
-        cut to `max_chars` characters unless it is None.
+        The list is in the order of `text_fields`. A row's value is None if its text in the column
+        `text_field` is null; other null texts become "". Each text is cut to `max_chars` characters
+        unless it is None.
         """
         texts, names = backend_of(frame).texts, self.text_fields
         columns = [texts(frame, name, max_chars) for name in names]

@@ -57,11 +57,15 @@ class Prompt:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the prompt with empty columns, 64 hex digits, used to detect changes."""
+        """SHA-256 of the literal texts, joined, in 64 hex digits, used to detect changes."""
         return hashlib.sha256("".join(self.literals).encode()).hexdigest()
 
     def filled(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> str:
-        """Return the whole prompt, with `texts` in place of the columns, in the columns' order."""
+        """Return the whole prompt, with `texts` in place of the columns, in the columns' order.
+
+        If the prompt has messages, the chat template of `tokenizer` is applied. Raises ValueError
+        if the template fails.
+        """
         if not self.chat:
             pairs = itertools.zip_longest(self.literals, texts, fillvalue="")
             return "".join(itertools.chain.from_iterable(pairs))
@@ -75,7 +79,8 @@ def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
 
     `chat` is a list of messages, variables of the template, the opening (the beginning of the
     model's answer), and a dict of strftime format to date. Dates that the template asks for are
-    added to this dict, so that later rows get the same ones.
+    added to this dict, so that later rows get the same ones. Raises ValueError if the template
+    fails.
     """
     messages, settings, opening, dates = chat
     settings = dict(settings)
@@ -117,9 +122,9 @@ def render_prompt(
 ) -> Prompt:
     """Build the prompt of `options`, by the tokenizer's chat template if ``options.chat`` is true.
 
-    `criterion` is the text in place of ``{criterion}``, and `owner` is the model's name for
-    messages. Raises ValueError if the tokenizer has no chat template, or if the template fails,
-    leaves out a column, or repeats one.
+    `criterion` is the text in place of ``{criterion}``; None is an empty text. `owner` is the
+    model's name for messages. Raises ValueError if the tokenizer lacks a chat template, or if that
+    fails or leaves out a column, or if a column occurs twice.
     """
 
     def filled(template: str) -> str:
@@ -178,7 +183,8 @@ def render_prompt(
 def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
     """Copy a tokenizer with its special tokens renamed, so that their names in texts are just text.
 
-    Returns a ``tokenizers.Tokenizer``, and the new name of each special token by its old name.
+    Returns a ``tokenizers.Tokenizer``, and the new name of each special token by its old name. Byte
+    tokens, such as ``<0x0A>``, are not renamed.
     """
     from tokenizers import Tokenizer
 
@@ -208,13 +214,15 @@ def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
 class PromptTokenizer:
     """Tokenizer of prompts made of literal texts and a row's columns, which cuts long documents.
 
-    The column with the index `main` is the document. If a prompt has more than `max_tokens` tokens,
-    the end of the document is cut. A prompt is tokenized at once, because tokens can span columns
-    and literals. Names of special tokens in columns are tokenized as text. With `counts_rest`,
-    documents are read whole, so that the number of tokens before a cut is known exactly. Otherwise,
-    only a beginning of a long document is read, which provably has the same first tokens.
-    `tokenizer` must be of the tokenizers library, for offsets; it is configured here, and must not
-    be shared. Raises ValueError if the prompt leaves no room for a document.
+    The column with the index `main` in ``prompt.columns`` is the document. If a prompt has more
+    than `max_tokens` tokens, the end of the document is cut; if it is too long even without the
+    document, other columns are cut, too. A prompt is tokenized at once, because tokens can span
+    columns and literals. Names of special tokens in columns are tokenized as text. With
+    `counts_rest`, documents are read whole, so that the number of tokens before a cut is known
+    exactly. Otherwise, only a beginning of a long document may be read, which provably has the same
+    first tokens. `tokenizer` must have a backend of the tokenizers library, for offsets; it is
+    configured here, and must not be shared. Raises ValueError if the prompt leaves no room for a
+    document.
     """
 
     def __init__(
@@ -282,8 +290,8 @@ class PromptTokenizer:
     def __call__(self, rows: Sequence[Sequence[str]]) -> TokenBatch:
         """Tokenize the prompts of rows, each a sequence of column texts, and cut long documents.
 
-        `whole_lengths` of the result are numbers of tokens before cutting. If a document was not
-        read to its end, its number is inexact: only larger than `max_tokens`.
+        `whole_lengths` of the result are the prompts' numbers of tokens before cutting. If a
+        document was not read to its end, the number is inexact: only larger than `max_tokens`.
         """
         made, lengths = [], []
         for start in range(0, len(rows), _BLOCK_PROMPTS):
@@ -395,10 +403,10 @@ class PromptTokenizer:
         return first[: min(shared_length(first, one) for one in more)]
 
     def seen_share(self, prompts: TokenBatch) -> np.ndarray:
-        """Return the fraction of each row's tokens that were kept, float32 (rows,).
+        """Return the fraction of the tokens of each row's columns that were kept, float32 (rows,).
 
         Tokens of the prompt itself are not counted. The fraction is 1 if nothing was cut, and below
-        1 otherwise, but exact only with `counts_rest`. `prompts` are results of this tokenizer.
+        1 otherwise, but exact only with `counts_rest`. `prompts` are a result of this tokenizer.
         """
         assert prompts.whole_lengths is not None
         document = np.maximum(prompts.whole_lengths - self.fixed_tokens, 1)
@@ -415,7 +423,11 @@ class PromptTokenizer:
 
     @panics_as_errors()
     def windows(self, document: str, overlap: int) -> list[str]:
-        """Split a document into texts that fit into a prompt each, and share `overlap` tokens."""
+        """Split a document into texts of at most `window_tokens` tokens, in order.
+
+        Neighbouring texts share `overlap` tokens, which must be fewer than `window_tokens`. A
+        document that fits is returned unchanged, in a list.
+        """
         encoding = self._backend.encode(document, add_special_tokens=False)
         if self._special_of(encoding.ids):
             encoding = self._text_only[0].encode(document, add_special_tokens=False)
@@ -432,8 +444,8 @@ class PromptTokenizer:
     def _cut(self, texts: list[str]) -> np.ndarray:
         """Cut the document until the prompt fits `max_tokens`; return the whole prompt's token ids.
 
-        `texts` are the texts of the columns, changed in place; the document is number `main`. If
-        the prompt is too long even without the document, the longest other column is cut, too.
+        `texts` are the texts of the columns, changed in place; the document has the index `main`.
+        If the prompt is too long even without the document, the longest other columns are cut, too.
         """
         while True:
             prompt, encoding = self._encode(texts)
@@ -462,8 +474,8 @@ class PromptTokenizer:
 def _tokens_after(backend: Tokenizer, before: str, text: str) -> list[tuple[int, tuple[int, int]]]:
     """Encode `text` separately; return token ids with offsets in ``before + text``.
 
-    The text is encoded after a line break, because some tokenizers add a space at the beginning of
-    texts.
+    Unless `before` is empty, the text is encoded after a line break, because some tokenizers add a
+    space at the beginning of texts. The line break is left out if it merges with the text.
     """
     line = backend.encode("\n", add_special_tokens=False).ids if before else []
     encoding, first = backend.encode("\n" * bool(line) + text, add_special_tokens=False), len(line)

@@ -208,8 +208,8 @@ class ShieldGemmaClassifier(PromptClassifier):
     model : str
         "google/shieldgemma-9b" and "google/shieldgemma-27b" are larger.
     criteria : dict of str to str
-        Policies by column. ``SHIELDGEMMA_RESPONSE_GUIDELINES`` in this module are for responses;
-        your own policies work best in the same form.
+        Policies by output column. ``SHIELDGEMMA_RESPONSE_GUIDELINES`` in this module are for
+        responses; your own policies work best in the same form.
     response : str
         Template of a response to the text, to judge the response: "{answer}" takes it from the
         column ``answer``. By default the text itself is judged.
@@ -246,7 +246,7 @@ class GraniteGuardianClassifier(PromptClassifier):
     model : str
         "ibm-granite/granite-guardian-3.1-8b" is larger. Later generations have other answers.
     criteria : dict of str to str
-        Names of risks by column. For your own risks, pass definitions instead, and refer to them in
+        Names of risks by output column. For your own risks, pass definitions, and refer to them in
         `chat_template_kwargs`.
     response : str
         Template of a response to the text, to judge the response: "{answer}" takes it from the
@@ -335,7 +335,7 @@ class NemotronContentSafetyClassifier(PromptClassifier):
 class WildGuardClassifier(PromptClassifier):
     """Classifier of English prompts with their responses: harm of both, and refusal.
 
-    Reads the columns ``prompt`` and ``response``; an empty response means none. Writes
+    Reads the columns ``prompt`` and ``response``; an empty or null response means none. Writes
     ``wildguard_prompt_harm``, ``wildguard_response_refusal`` and ``wildguard_response_harm``; the
     latter two are ``n/a`` without a response.
     """

@@ -52,9 +52,10 @@ class DecoderRunner(NetworkRunner):
 
     @contextlib.contextmanager
     def lease_decoder(self, device: torch.device, dtype: torch.dtype) -> Iterator[Decoder]:
-        """Yield the decoder for a ``with`` block, in memory and with this mapper's adapter loaded.
+        """Yield the decoder for a ``with`` block, which keeps it in memory.
 
-        It is loaded once per process for each device and dtype.
+        It is loaded once per process for each device and dtype. This mapper's adapter, if any, is
+        loaded into it, too, but another adapter may be active: see `Decoder.use`.
         """
         from gpuclassify.classifiers.questions.decoder import load_decoder
 
@@ -82,7 +83,8 @@ class PromptRunner(DecoderRunner):
     ) -> contextlib.AbstractContextManager[Decoder]:
         """Return a context manager that yields the decoder, with this mapper's adapter loaded.
 
-        It is loaded once per process for each device and dtype.
+        It is loaded once per process for each device and dtype, and stays in memory within the
+        block. Another adapter may be active: see `Decoder.use`.
         """
         return self.lease_decoder(device, dtype)
 
@@ -94,12 +96,12 @@ class PromptRunner(DecoderRunner):
         stats: RunStats,
         name_row: Callable[[int], str],
     ) -> list[Any]:
-        """Run prompts through the decoder, and return the answers, one per prompt in order.
+        """Run prompts through the decoder, and return the reader's answer to each, in order.
 
-        Most prompts begin with the token ids in `prefix`. `new_reader` makes the object that
-        computes an answer from a decoder's logits. A row with non-finite logits runs again, alone
-        and in float32. Raises NonFiniteOutputError, with the name that `name_row` returns for the
-        row's index, if they are still not finite. Counts are added to `stats`.
+        Most prompts begin with the token ids in `prefix`, int32 (tokens,). `new_reader` makes the
+        object that computes an answer from a decoder's logits. A prompt with non-finite logits runs
+        again, alone and in float32. Raises NonFiniteOutputError, with the name that `name_row`
+        returns for the prompt's index, if they are still not finite. Counts are added to `stats`.
         """
         import torch
 
@@ -142,8 +144,9 @@ class PromptRunner(DecoderRunner):
 
         Most prompts begin with the token ids in `prefix`. An answer ends after `max_new_tokens`, at
         an end token, or when ``is_decided(text, is_complete)`` is true for the text so far;
-        `is_complete` says whether the answer has reached one of the other two ends. `name_row`
-        returns the name of the row with an index, for messages. Counts are added to `stats`.
+        `is_complete` says whether the answer has reached one of the other two ends. The text lacks
+        special tokens. Counts are added to `stats`. Raises NonFiniteOutputError, with the name that
+        `name_row` returns for the prompt's index, if logits are not finite, even in float32.
         """
         from gpuclassify.classifiers.questions.generation import FreeReader
 
@@ -158,8 +161,9 @@ class PromptRunner(DecoderRunner):
     ) -> PromptTokenizer:
         """Make a tokenizer of prompts that cuts the text in `text_field` if a prompt is too long.
 
-        The tokens after a cut are counted if `counts_rest` is true, or if the settings name a
-        column for the fraction of tokens that were read. `tokenizer` must not be shared.
+        The limit is `max_tokens` of the model's description. The tokens after a cut are counted if
+        `counts_rest` is true, or if the setting `seen_field` names a column for the fraction of
+        tokens that were read. `tokenizer` is configured, and must not be shared.
         """
         from gpuclassify.classifiers.questions.prompt_tokens import PromptTokenizer
 
@@ -169,9 +173,10 @@ class PromptRunner(DecoderRunner):
         return PromptTokenizer(tokenizer, prompt, length, main, counts_rest=counts_rest)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the tokens of each text's prompt, before and after cutting.
+        """Count the tokens of each text's prompt before and after cutting, as one window per text.
 
-        If a text has several prompts, one per criterion, its first prompt is counted.
+        If a text has several prompts, one per criterion, its first prompt is counted. A text that
+        is read in several windows counts as one prompt, cut to the limit.
         """
         prompt = self.model.checkpoint.prompts[0]
         tokenizer = self.prompt_tokenizer(prompt, self.model.new_tokenizer(), counts_rest=True)
@@ -197,7 +202,7 @@ class AnswerRunner(PromptRunner):
         """Decode an answer for each distinct text; the outputs' values are str objects, (texts,).
 
         Counts are added to `stats`. `name_text` returns the name of the text with an index, for
-        messages.
+        messages. Raises NonFiniteOutputError if logits are not finite, even alone and in float32.
         """
         (prompt,) = self.model.checkpoint.prompts
         with self.lease_decoder(*self.device_and_dtype()) as decoder:

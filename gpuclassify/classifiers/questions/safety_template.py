@@ -79,7 +79,8 @@ def read_template(
     prompt, or None for the model's ``README.md``. If `template_digest` is passed, the prompt must
     have this digest. Otherwise, a prompt from a file must have a digest in `KNOWN_DIGESTS`, and the
     digest of a prompt passed as text is not checked. Raises TemplateError if the prompt is missing,
-    incomplete, or has another digest.
+    incomplete, ambiguous, or has another digest, and ValueError if `template_digest` has not 64 hex
+    digits.
     """
     expected = None if template_digest is None else full_digest("template_digest", template_digest)
     is_explicit = template is not None and "\n" in template

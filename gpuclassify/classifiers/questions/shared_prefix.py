@@ -77,14 +77,18 @@ class RowState:
         return made
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop all rows except `rows`, int64 (kept,), ascending."""
+        """Drop the keys and values of all rows except those at the indices `rows`.
+
+        The indices are int64 (kept,), ascending. `place` must be called before the next forward.
+        """
         if len(rows) < len(self.layers[0][0]):
             self._change(lambda kept: kept.index_select(0, rows))
 
     def place(self, columns: torch.Tensor, width: int) -> None:
         """Set the columns where the next forward stores keys and values of new tokens.
 
-        `columns` are int64 (rows, new). `width` is the number of columns in use after it.
+        `columns` are int64 (rows, new). `width` is the number of columns in use after it. Tensors
+        with fewer columns are enlarged. A new token does not read columns after its own.
         """
         more = width - self.layers[0][0].shape[2]
         if more > 0:
@@ -100,9 +104,9 @@ class RowState:
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
         """Store keys and values of new tokens in a layer; return all tokens' after the prefix.
 
-        `layer` is the layer's index. New ones are (rows, key heads, new, size). Returned ones are
-        (rows, key heads, columns, size): column i has a row's token i after the prefix, and later
-        columns are padding.
+        `layer` is the layer's index; the first forward adds the layers in order. New ones are
+        (rows, key heads, new, size). Returned ones are (rows, key heads, columns, size): column i
+        has a row's token i after the prefix, and later columns are padding.
         """
         if self.is_later is None:
             self.layers.append((key, value))
@@ -119,8 +123,9 @@ class RowState:
         """Return masks of own tokens and of prefix tokens that the `new` tokens must not attend to.
 
         They are bool (rows, new, columns) and (rows, new, prefix), true for hidden tokens, with 1
-        row if all rows are equal. If the first is None, attention to own tokens is causal; if the
-        second is None, no prefix token is hidden. `window` is the sliding window of the layer.
+        row if all rows are equal. Own tokens are those after the prefix. If the first mask is None,
+        attention to them is causal; if the second is None, no prefix token is hidden. `window` is
+        the layer's sliding window in tokens, None for full attention.
         """
         shared = len(self.prefix) if self.prefix else 0
         if window is None or shared + self._width <= window:

@@ -72,11 +72,11 @@ def _answer_fields() -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """Return a text, or three excerpts of 10,000 characters if it has over 30,000 characters.
+    """Return a text unchanged, or three of its parts, joined, if it has over 30,000 characters.
 
-    They are the beginning, a part of the middle, and the end, each below a line such as "[middle]".
-    The authors select the middle part at random in every run. Here the text's SHA-256 selects it,
-    so that a text always has the same labels.
+    The parts have 10,000 characters each: the beginning, a part between the other two, and the end.
+    Each is below a line such as "[middle]". The authors select the middle part at random in every
+    run. Here the text's SHA-256 selects it, so that a text always has the same labels.
     """
     if len(text) <= WHOLE_CHARS:
         return text
@@ -90,9 +90,10 @@ def shortened(text: str) -> str:
 class TaxonomyClassifier(PromptClassifier):
     """Classifier of English web pages by ten fields, as in Essential-Web v1.0.
 
-    Every field below has a column with the prefix ``eai_``, and one with the suffix ``_secondary``
-    for a second label, ``Abstain`` for most pages. Agreement is the published kappa with GPT-4o and
-    Claude 3.5 Sonnet, for random and for scientific pages:
+    Every field below has a column with the prefix ``eai_``, and another one
+    with the suffix ``_secondary`` for a second label. Labels may also be
+    ``Abstain``, as most second labels are. Agreement is the published kappa
+    with GPT-4o and Claude 3.5 Sonnet, for random and for scientific pages:
 
     ===========================  ======  ======  =======
     field                        labels  random  science
@@ -111,12 +112,13 @@ class TaxonomyClassifier(PromptClassifier):
     ``education_level``               5    0.79     0.86
     ===========================  ======  ======  =======
 
-    ``fdc`` is the subject, a number of the Free Decimal Correspondence as written by the model,
-    such as ``513.212``: 5 is science and 51 mathematics. The first digit of programming, ``005``,
-    is 0. ``skip`` means no second subject, and ``-1`` no subject.
+    ``fdc`` is the subject, a number of the Free Decimal Correspondence as
+    written by the model, such as ``513.212``: 5 is science and 51 mathematics.
+    The first digit of programming, ``005``, is 0. In place of ``Abstain``,
+    ``skip`` means no second subject, and ``-1`` no subject.
 
-    If a text has over 30,000 characters, the model reads the first 10,000, the last 10,000, and
-    10,000 between them; see `shortened`.
+    If a text has over 30,000 characters, the model reads the first 10,000, the
+    last 10,000, and 10,000 between them; see `shortened`.
 
     Examples
     --------
@@ -141,8 +143,8 @@ class TaxonomyClassifier(PromptClassifier):
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
         """Return each row's text, or excerpts if it has over 30,000 characters; None for null.
 
-        The excerpts are the first and the last 10,000 characters, and 10,000 between them. Before
-        that, texts are cut to `max_chars` characters, unless it is None.
+        The excerpts, joined to one text, are the first and the last 10,000 characters, and 10,000
+        between them. Texts are cut to `max_chars` characters before, unless it is None.
         """
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]
@@ -263,13 +265,16 @@ def _propella_fields() -> dict[str, Any]:
 class PropellaClassifier(PromptClassifier):
     """Classifier of documents in any language by the 18 fields of propella-1.
 
-    Every field has a column with the prefix ``propella_``: a label; a list of labels for
-    ``content_type``, ``business_sector``, ``technical_content`` and ``regional_relevance``; the
-    names of countries, or ``supranational`` or ``none``, for ``country_relevance``; and a short
-    English summary for ``one_sentence_description``. Lists of labels have at least one item,
-    because the labels include one for none, such as ``non_technical``.
+    Every field has a column with the prefix ``propella_``: a label; a list of
+    labels for ``content_type``, ``business_sector``, ``technical_content`` and
+    ``regional_relevance``; a list of names of countries, or of
+    ``supranational`` or ``none``, for ``country_relevance``; and a short
+    English summary for ``one_sentence_description``. Lists of labels have at
+    least one item, because the labels include one for none, such as
+    ``non_technical``.
 
-    A document is cut after 50,000 characters, as in the authors' code.
+    A document is cut after 50,000 characters, and the cut is marked for the
+    model, as in the authors' code.
 
     Parameters
     ----------

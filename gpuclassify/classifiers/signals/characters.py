@@ -20,7 +20,7 @@ CONTROLS = [*range(9), *range(11, 32), *range(127, 160)]
 
 
 def _characters(ranges: str) -> tuple[str, ...]:
-    """Return the characters in `ranges` of hexadecimal code points, such as ``"21 61d-61f"``."""
+    """Return the characters in inclusive ranges of hex code points, such as ``"21 61d-61f"``."""
     bounds = [[int(end, 16) for end in part.split("-")] for part in ranges.split()]
     return tuple(chr(code) for ends in bounds for code in range(ends[0], ends[-1] + 1))
 

@@ -29,7 +29,7 @@ Measures = dict[str, np.ndarray]  # (texts,) numbers, by name of the signal
 
 @dataclass(frozen=True)
 class Block:
-    """Texts and their words. `splitter` splits the texts once, when `words` is first used."""
+    """Texts and their words. `splitter` splits all texts when `words` is first used."""
 
     texts: Sequence[str]
     splitter: Splitter
@@ -124,7 +124,7 @@ def _sort_line(line: str) -> tuple[int | None, str]:
     """Return the kind of a stripped line in C4's filter, and the line without citations.
 
     Kinds: 0, a line that C4 keeps; 1, with "lorem ipsum", and 2, with a curly bracket: C4 drops
-    the whole text; None: C4 drops only the line.
+    the whole text; None: C4 drops only the line. A line with an overlong word keeps its citations.
     """
     if len(line) > LONGEST_WORD and max(map(len, line.split())) > LONGEST_WORD:
         return None, line
@@ -187,7 +187,9 @@ def _ngrams(
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield n, the indices of first words and the hashes of n-grams of words, for n in `sizes`.
 
-    A hash is of the text's index and the words joined by `separator`. Sizes are at least 2.
+    A hash is of the text's index and the words joined by `separator`. Sizes are at least 2, and n
+    ascends. Indices are in `words`, whose n-grams are all within a text. Both arrays have one
+    element per n-gram, in order.
     """
     hashes, factors, text_of = words.column("hash"), words.column("factor"), words.text_of
     for char in separator:
@@ -226,8 +228,8 @@ def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
 def _duplicate_chars(words: Tokens) -> Iterator[list[int]]:
     """Yield a list for each n in `DUPLICATE`: each text's characters in repeated n-grams of words.
 
-    An n-gram's first occurrence does not count. No word counts twice: after a repeated n-gram,
-    reading goes on behind it. Spaces are ignored.
+    An n-gram's first occurrence in a text does not count. No word counts twice: after a repeated
+    n-gram, reading continues behind it. Spaces are neither compared nor counted.
     """
     offsets, text_of = running_sum(words.column("length")), words.text_of
     joined: dict[int, str] = {}

@@ -259,7 +259,10 @@ class SignalHead(Head):
         ]
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return each signal's column by name, from the runner's float64 (texts, signals)."""
+        """Return each signal's values, float64 (texts,), by column name with the prefix.
+
+        `values` are the runner's outputs, float64 (texts, signals).
+        """
         return {field.name: values[:, index] for index, field in enumerate(self.fields())}
 
 

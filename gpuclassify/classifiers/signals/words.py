@@ -148,10 +148,11 @@ class Splitter:
         return Tokens(tokens.ids[is_word], starts, tokens.table, tokens.names)
 
     def count_sentences(self, lines: Sequence[str]) -> np.ndarray:
-        """Count each line's sentences, at least 1, int64 (lines,), as spaCy's sentencizer does.
+        """Count each line's sentences as spaCy's sentencizer does, int64 (lines,).
 
-        A new sentence begins with the first token after a sentence end that is neither punctuation
-        nor another sentence end.
+        Every line has at least 1, also an empty one. A new sentence begins with the first token
+        after a sentence end that is neither punctuation nor another sentence end. White space that
+        spaCy makes a token counts as such a token.
         """
         pieces = [line.split() for line in lines]
         for index, line in enumerate(lines):
@@ -169,7 +170,7 @@ class Splitter:
         """Return spaCy's tokens of texts.
 
         `pieces` has a list of each text's chunks, usually strings between white space. If a text
-        must be split as a whole, it replaces its chunks in `pieces`.
+        must be split as a whole, it replaces its chunks in `pieces`. The caller holds the lock.
         """
         if self._chars > _MOST_CHARS:
             self.forget()
@@ -268,7 +269,7 @@ class Splitter:
         self._bounds = np.concatenate([self._bounds, bounds[1:]])
 
     def _split_chunks(self, chunks: list[str]) -> Iterator[list[str]]:
-        """Yield a list of the tokens of each chunk; chunks have no white space."""
+        """Yield a list of the tokens of each chunk; chunks lack white space and ``IS_ALPHA``."""
         with self._language.memory_zone():
             ids = self._split("\n".join(chunks)).to_array("ORTH")
             names = {id: self._strings[id] for id in np.unique(ids).tolist()}

@@ -29,8 +29,8 @@ class SpanOptions(TextOptions):
     Attributes
     ----------
     spans_field : str
-        Output column (list of struct): `start` and `end` in characters of the text, `label` and
-        `score` (float32).
+        Output column (list of struct): `start` and `end` (exclusive) in characters of the text,
+        `label` and `score` (float32).
     labels : str or list of str
         Labels of the spans to keep. Default: all. Columns and filters ignore all other spans.
     min_score : float or dict of str to float
@@ -70,7 +70,10 @@ class SpanOptions(TextOptions):
     keep_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other.
+
+        Sets the default of `redacted_field`: "redacted" if `redact` is set.
+        """
         super().check_together()
         check_decision(self)
         redacted = check_redaction(self.redact, self.redacted_field)
@@ -123,7 +126,7 @@ def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class SpanOutputs(Outputs):
-    """Outputs of a runner that finds spans: the labelled spans, and the texts that contain them."""
+    """Outputs of a runner that finds spans: the labelled spans, and all texts searched for them."""
 
     texts: Texts = field(kw_only=True)
     spans: Spans = field(kw_only=True)
@@ -154,9 +157,10 @@ class SpanReport(ReportPart):
         return {"spans": counts} if counts else {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return a section of the HTML report, with a table of labels, for each column of spans.
+        """Return sections of the HTML report: a table of labels for each column with any span.
 
-        `report` is the content of ``report.json``.
+        The names of all columns of spans are returned as `PagePart.columns`. `report` is the
+        content of ``report.json``.
         """
         found = report.get("spans", {})
         sections = [_section(name, counts) for name, counts in found.items() if counts["labels"]]
@@ -289,8 +293,8 @@ class SpanOutcomes(TextOutcomes):
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
         """Return example spans by label, marked in their texts.
 
-        An example is a list of the span's score and a line of text. Each label has up to `most`
-        spans with the highest scores, and up to `most` with the lowest.
+        An example is a list of the span's score and a line of text. Each of the most frequent
+        labels has up to `most` spans with the highest scores, and up to `most` with the lowest.
         """
         return self.spans.examples(self.texts, most)
 
@@ -307,6 +311,6 @@ class SpanValues:
 
     @property
     def share(self) -> np.ndarray:
-        """Share of each text's characters that are in spans, float32 (texts,)."""
+        """Share of each text's characters in spans, float32 (texts,); 0 for an empty text."""
         chars = np.maximum(self.texts.char_counts, 1)
         return (self.spans.covered() / chars).astype(np.float32)

@@ -145,10 +145,10 @@ class MergedSpans(Declared, RowWiseMap):
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Add columns of merged spans and, if `redact` is set, redacted text to a frame.
+        """Return a frame with new columns of merged spans and, if `redact` is set, redacted text.
 
-        The frame is a pandas or cudf frame. `meta_dtypes` is the string dtype of redacted text;
-        None for the dtype that `meta_dtypes` derives from the frame's text column.
+        `frame` is a pandas or cudf frame, and is not changed. `meta_dtypes` is the string dtype of
+        redacted text; None for the dtype that the method `meta_dtypes` derives from the frame.
         """
         backend = backend_of(frame)
         arrays = [backend.list_array(frame, name) for name in self.fields]

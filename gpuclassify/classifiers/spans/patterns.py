@@ -127,7 +127,10 @@ class PatternOptions(SpanOptions):
     spans_field: str = "pattern_spans"
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other, or a pattern is unknown.
+
+        Converts `patterns` to a tuple.
+        """
         super().check_together()
         patterns = label_tuple("patterns", self.patterns, keep_order=True) or ()
         for pattern in patterns:
@@ -150,7 +153,7 @@ class PatternRunner(RuleRunner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
         """Find the spans of distinct texts; the result has the spans, and no other outputs.
 
-        `stats` and `name_text` are not used.
+        All scores are 1. `stats` and `name_text` are not used.
         """
         names = self.options.patterns
         rows = [

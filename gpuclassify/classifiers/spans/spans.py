@@ -98,18 +98,21 @@ class Spans:
         return pa.array(self.names, pa.string()).take(pa.array(self.labels))
 
     def take(self, which: np.ndarray) -> Spans:
-        """Select spans by `which`, a mask or ascending indices, without changing the texts."""
+        """Return the spans selected by `which`, a mask or ascending indices of spans.
+
+        The number of texts stays; some may have no spans.
+        """
         columns = ("text_of", "starts", "ends", "labels", "scores")
         return replace(self, **{name: getattr(self, name)[which] for name in columns})
 
     def kept(
         self, labels: Sequence[str] | None, min_score: float | Sequence[tuple[str, float]] | None
     ) -> Spans:
-        """Select spans by label and by minimum score.
+        """Return the spans that have one of `labels`, and at least the minimum score.
 
-        `labels` are the labels to keep, or None for all. `min_score` is a number for all labels, or
-        a tuple of (label, number) pairs. Labels without a number have no minimum; None means no
-        minimum for any label.
+        `labels` are the labels to keep, or None for all. `min_score` is a float for all labels, or
+        a tuple of (label, float) pairs. Labels without a number have no minimum; None means no
+        minimum for any label. The number of texts stays.
         """
         least: Mapping[str, float] = dict(min_score) if isinstance(min_score, tuple) else {}
         usual = min_score if isinstance(min_score, float) else -np.inf
@@ -120,10 +123,10 @@ class Spans:
         return self.take(self.scores >= np.array(minimums, dtype=np.float32)[self.labels])
 
     def merged(self, *, touching: bool = False) -> Spans:
-        """Merge overlapping spans and, with `touching`, also adjacent ones.
+        """Merge overlapping spans and, with `touching`, also adjacent ones, to new `Spans`.
 
-        A merged span extends from the first start to the last end. It has the label and the score
-        of its longest span, or of the first one if several are equally long.
+        Labels may differ. A merged span extends from the first start to the last end. It has the
+        label and the score of its longest span, or of the first one if several are equally long.
         """
         if not len(self.starts):
             return self
@@ -154,8 +157,9 @@ class Spans:
     def redacted(self, texts: Sequence[str | None], redact: Redact) -> list[str | None]:
         """Return texts with each span replaced. Overlapping spans are merged and replaced once.
 
-        `texts` has a text for each index in `text_of`. `redact` is a template, such as "[{label}]",
-        or a function of a span's text and label.
+        `texts` has a text for each index in `text_of`; None stays None. `redact` is a template,
+        such as "[{label}]", or a function of a span's text and label. A merged span has the label
+        of its longest span.
         """
         result = list(texts)
         for index, spans in self.merged().by_text():
@@ -185,10 +189,11 @@ class Spans:
     def examples(self, texts: Any, most: int) -> dict[str, list[list[Any]]]:
         """Return the spans with the highest and the lowest scores by label, for reports.
 
-        A span is returned as a list of its score and a line of text in which it is marked. A label
-        has the `most` spans with the highest scores, and the `most` with the lowest, or all if it
-        has at most twice as many; highest scores first. Keys are the most frequent labels only, at
-        most `MOST_LABELS_WITH_EXAMPLES`.
+        A span is returned as a list of its score, rounded to 4 decimals, and a line of text in
+        which it is marked. A label has the `most` spans with the highest scores, and the `most`
+        with the lowest, or all if it has at most twice as many; highest scores first. Keys are the
+        most frequent labels, at most `MOST_LABELS_WITH_EXAMPLES`. `texts` are the `Texts` with the
+        indices in `text_of`.
         """
         counts = np.bincount(self.labels, minlength=len(self.names))
         picked: dict[str, list[list[Any]]] = {}
@@ -217,7 +222,10 @@ def replacement(redact: Redact, text: str, label: str) -> str:
 
 
 def as_texts(spans: Spans) -> list[str]:
-    """Describe each text's spans in a line, such as "PER 0:5, LOC 12:18", to compare them."""
+    """Return a line with the spans of each text, such as "PER 0:5, LOC 12:18", to compare them.
+
+    It is "" for a text without spans. Ends are exclusive.
+    """
     shown = [
         f"{spans.names[code]} {start}:{end}"
         for code, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True)

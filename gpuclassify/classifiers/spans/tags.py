@@ -49,8 +49,9 @@ class TagSet:
     ends: np.ndarray  # whether a span ends at the label, bool (labels,)
 
     def group(self, tokens: Predictions) -> Predictions:
-        """Join neighbouring tokens of one label to spans, and drop tokens outside of spans.
+        """Join neighbouring tokens of one span label to spans, and drop tokens outside of spans.
 
+        Neighbours are separate spans, too, if a tag begins the second one or ends the first one.
         `tokens` may also be words; their labels are indices in the model's labels. A span's label
         is an index in `names`, and its score is the mean of its tokens' scores.
         """
@@ -100,7 +101,10 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
 
 
 def _split(label: str, scheme: str) -> tuple[str, str]:
-    """Split a label such as B-PER into its prefix, "B", and "PER"; the prefix may be ""."""
+    """Split a label such as B-PER into "B" and "PER".
+
+    Without a tag of the scheme, the result is "" and the whole label.
+    """
     match = None if scheme == "plain" else _TAG.fullmatch(label)
     if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
         return "", label
@@ -108,7 +112,11 @@ def _split(label: str, scheme: str) -> tuple[str, str]:
 
 
 def scheme_of(labels: Sequence[str]) -> str:
-    """Guess the tagging scheme, such as "iob2" or "plain", from the prefixes of labels."""
+    """Guess the tagging scheme from the prefixes of labels.
+
+    Only span labels with a B or I tag count, such as PER in B-PER. If there are none, the scheme is
+    "plain"; else it is "bilou" if one also has L or U, "bioes" if one has E or S, or "iob2".
+    """
     tags = [match.groups() for label in labels if (match := _TAG.fullmatch(label))]
     inside = {name for letter, name in tags if letter in "BI"}
     letters = {letter for letter, name in tags if name in inside}
@@ -124,9 +132,10 @@ def words_of(
 ) -> Predictions:
     """Aggregate predictions for tokens to predictions for words.
 
-    `is_continued`, bool (tokens,), marks tokens that continue the previous token's word. A word is
-    labelled by its first token ("first"), its most certain token ("max"), or the mean of its
-    tokens' probabilities ("average"). `scores` are the probabilities of all labels, float32
+    `is_continued`, bool (tokens,), marks tokens that continue the previous token's word; a text's
+    first token always begins a word. A word has the label and score of its first token ("first") or
+    of its most certain token ("max"), or the label with the largest mean of its tokens'
+    probabilities, and this mean ("average"). `scores` are the probabilities of all labels, float32
     (tokens, labels), which only "average" needs.
     """
     is_first = ~is_continued

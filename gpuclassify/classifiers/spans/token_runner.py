@@ -84,8 +84,8 @@ class TokenRunner(EncoderRunner):
 
         Counts of this run are added to `stats`. `name_text` returns the name of a text for
         messages, from its index in `texts`. Only texts with a label other than "O" are tokenized
-        again, to get character offsets. Raises NonFiniteOutputError, and CheckpointError if the
-        tokenizer does not give offsets.
+        again, to get character offsets. Raises NonFiniteOutputError if a text's outputs are not
+        finite, even alone in float32, and CheckpointError if the tokenizer does not give offsets.
         """
         with self.lease(*self.device_and_dtype()) as model:
             tokenizer = self.text_tokenizer(model)
@@ -189,7 +189,7 @@ class _WindowedTokens:
         return _trimmed(self._tags.group(tokens), texts, indices)
 
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Return the index of the first token that the model has read of a text, and its outputs.
+        """Return the index of a text's first token that the model has read, and the text's outputs.
 
         The outputs have a row per token read, from this one on. `index` is the text's index, and
         `tokens` the number of all its tokens, read or not. For a token in two windows, the outputs
@@ -222,7 +222,7 @@ class _WindowedTokens:
         """Return a mask of tokens that continue the word before, as in transformers' pipeline.
 
         WordPiece marks such tokens by a prefix, which the text lacks. In other tokenizers, a word
-        begins with a space. `ids` are the ids of `tokens`.
+        begins with a space. Unknown tokens never continue a word. `ids` are the ids of `tokens`.
         """
         if getattr(self._tokenizer.backend.model, "continuing_subword_prefix", None):
             is_continued = self._token_chars[ids] != tokens.ends - tokens.starts
