@@ -39,7 +39,7 @@ class MissingOrPrivateError(ModelNotFoundError, ModelAccessError):
 
 
 class ModelChangedError(RuntimeError):
-    """Error raised when a model directory's files have changed since it was pinned to a digest."""
+    """Error raised when local files of a model have changed since they were pinned to a digest."""
 
 
 class DatasetMissingError(FileNotFoundError):
@@ -103,7 +103,7 @@ def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
 
     The call must be safe to repeat: it is made up to `tries` times while the Hub is busy. Raises
     DatasetAccessError, DatasetMissingError, HubRefusedError or HubUnreachableError at once, and
-    HubBusyError after the last try.
+    HubBusyError after the last try, or at once if the Hub asks for a wait of over 600 seconds.
     """
     return retried(lambda: _answer(call, lambda err: _explain(err, repo)), is_busy, tries=tries)
 
@@ -112,7 +112,7 @@ def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int =
     """Return ``call()``, a huggingface_hub call about the model `name`, with retries.
 
     The Hub is asked at most `tries` times while it is busy. `revision` is for error messages.
-    Raises ModelNotFoundError, ModelAccessError or HubUnreachableError.
+    Raises ModelNotFoundError, ModelAccessError or, also if the Hub stays busy, HubUnreachableError.
     """
     try:
         return retried(

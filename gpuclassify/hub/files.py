@@ -58,8 +58,9 @@ st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:
     """List all files of a model as sorted relative paths.
 
-    For a model in a directory, hidden files and files in hidden folders are left out. If the Hub
-    does not answer, and the cache has no listing, only the cached files are listed.
+    For a model in a directory, hidden files and files in hidden folders are left out. A listing in
+    the cache is used without asking the Hub. If there is none, and the Hub does not answer, only
+    the cached files are listed. Raises HubUnreachableError if weights are not among them.
     """
     if identity.is_directory:
         return visible_files(Path(identity.name))
@@ -78,7 +79,11 @@ def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list
 def read_text(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> str | None:
-    """Read a text file of a model, with line ends as ``\\n``; None if it has no such file."""
+    """Read a text file of a model, with line ends as ``\\n``; None if it has no such file.
+
+    A file on the Hub is downloaded to the cache. Raises CheckpointError if the file is not UTF-8,
+    has more than 64 MiB, or is named by an absolute path or one with "..".
+    """
     path = _find_or_fetch(identity, filename, cache_dir)
     return None if path is None else _read_text(path, f"{filename} of {identity.name}")
 
@@ -86,7 +91,10 @@ def read_text(
 def read_json(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> dict[str, Any] | None:
-    """Read a JSON object from a model's file, keys in the file's order; None without the file."""
+    """Read a JSON object from a model's file, keys in the file's order; None without the file.
+
+    Raises CheckpointError if the file holds no valid JSON object.
+    """
     text = read_text(identity, filename, cache_dir=cache_dir)
     return None if text is None else _parse_object(text, f"{filename} of {identity.name}")
 
@@ -166,8 +174,8 @@ def download(
 
     Only configuration, tokenizer and safetensors files are fetched, and without `has_weights` no
     safetensors files. A complete snapshot costs no request. Raises ModelChangedError if a
-    directory's files changed after it was pinned, and HubUnreachableError if files are neither
-    cached nor can be fetched.
+    directory's files changed after it was pinned, HubUnreachableError if files are neither cached
+    nor can be fetched, and CheckpointError if an index of shards names files outside of the model.
     """
     name, revision = identity.name, identity.revision
     if identity.is_directory:
@@ -214,8 +222,9 @@ def _with_own_weights(folder: Path, name: str) -> Path:
 def weights_paths(folder: Path) -> dict[Path, bool]:
     """Map the path of each weight file of a model to True if the file can never change.
 
-    The files are ``model.safetensors`` or, without it, all shards in the index; they may be
-    missing. Files in the Hub's cache cannot change, because they are named by their content.
+    Otherwise, the value is False. The files are ``model.safetensors`` or, without it, all shards in
+    the index; they may be missing. Files in the Hub's cache cannot change, because they are named
+    by their content.
     """
     names = {WEIGHTS}
     if exists(folder / INDEX) and not exists(folder / WEIGHTS):
@@ -326,7 +335,8 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 class ModelFile(NamedTuple):
     """Model that is a single file (such as fastText's), pinned to a commit or a file's digest.
 
-    The identity has the Hub name or directory, and the version; the file name is relative to it.
+    `identity` has the Hub name or directory, and the version. `filename` is the file's path
+    relative to the repository or directory.
     """
 
     identity: Identity
@@ -344,8 +354,9 @@ def resolve_file(
     """Pin a model that is a single file, named by its path, its directory or its Hub name.
 
     Without `filename`, the only file that matches the shell `patterns` is taken, or ``model.bin``
-    if none or several match. Raises ModelNotFoundError if there is no such file, and ValueError if
-    a `revision` is passed for a local file.
+    if none or several match. If `name` is the path of a file, `filename` and `patterns` are
+    ignored. Raises ModelNotFoundError if there is no such file, ValueError if a `revision` is
+    passed for a local file or directory, and the errors of `resolve` for a Hub name.
     """
     path = absolute(name)
     if is_file(path) or is_directory_name(name):
@@ -389,8 +400,9 @@ def read_file(
 ) -> Result:
     """Return ``read(file)`` for the opened file of a model that is a single file.
 
-    From the Hub, only the byte ranges that `read` reads are downloaded. `read` gets the file at
-    offset 0, and is called again if the Hub did not answer.
+    If the file is neither local nor cached, only the byte ranges that `read` reads are downloaded,
+    in blocks of 1 MiB. `read` gets the file at offset 0, and is called again if the Hub did not
+    answer. Raises ModelChangedError if a local file changed after it was pinned.
     """
     identity, filename = model
     if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:
@@ -412,7 +424,8 @@ def read_file(
 def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
     """Return the local path of a model that is a single file, downloaded if need be.
 
-    Raises ModelChangedError if a local file changed after it was pinned.
+    Raises ModelNotFoundError if it does not exist, and ModelChangedError if a local file changed
+    after it was pinned.
     """
     identity, filename = model
     path = _find_or_fetch(identity, filename, cache_dir)
@@ -455,9 +468,10 @@ def _read_weight_map(index: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def check_inside(owner: str, filename: object) -> None:
-    """Raise CheckpointError if `filename`, which `owner` names, is not within the model's folder.
+    """Raise CheckpointError if `filename`, a relative path, leads out of the model's folder.
 
-    `owner` is a file of an untrusted model, for the message.
+    That is, if it is absolute or contains "..". `owner` is the origin of the name, such as a file
+    of an untrusted model, for the message.
     """
     path = PurePosixPath(str(filename))
     if path.is_absolute() or ".." in path.parts:
@@ -468,7 +482,10 @@ def check_inside(owner: str, filename: object) -> None:
 
 
 def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Return the local path of a model's file, downloaded if need be; None if there is none."""
+    """Return the local path of a model's file, downloaded if need be; None if there is none.
+
+    Raises CheckpointError if `filename` leads out of the model's folder.
+    """
     name, revision = identity.name, identity.revision
     check_inside(f"a file of {name}", filename)
     if identity.is_directory:
@@ -494,9 +511,9 @@ def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """Return the names of all files of a Hub model; None if the cache has no listing.
+    """Return the sorted paths of all files of a Hub model; None if the cache has no listing.
 
-    Each download of a snapshot stores a listing.
+    Each download of a snapshot stores a listing. Listed files need not be cached themselves.
     """
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError

@@ -32,7 +32,8 @@ class Identity:
     """Name of a model, pinned to a commit or to a digest, so that all workers read equal files."""
 
     name: str  # Hub name, or the absolute path of a directory
-    revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
+    # The commit's 40 hex digits, or "sha256:..." of `directory_digest` or of a model's single file.
+    revision: str
     is_directory: bool
     # Name of the token in use, so that workers select the right user's token.
     token_name: str = field(default="", compare=False, repr=False)
@@ -54,10 +55,12 @@ def resolve(
 ) -> Identity:
     """Pin a model, by its Hub name or directory, to a Hub commit or a digest of the directory.
 
-    `revision` is a branch, tag or commit of a Hub model (default: "main"); a full sha costs no
-    request. For a directory, only its own digest is accepted. Without a network, the last cached
-    commit of the revision is used. Raises ModelNotFoundError, ModelAccessError, ValueError for any
-    other revision of a directory, or HubUnreachableError if neither Hub nor cache has the revision.
+    `revision` is a branch, tag or commit of a Hub model (default: "main"). A full sha costs no
+    request, so neither it nor the name is looked up. For a directory, only its own digest is
+    accepted. Without a network, the last cached commit of the revision is used, with a warning in
+    the log. An interrupted save in a directory is finished first. Raises ModelNotFoundError (also
+    for a file), ModelAccessError, ValueError for any other revision of a directory, or
+    HubUnreachableError if the Hub is out of reach and the revision is not cached.
     """
     name = os.fspath(name)
     if is_directory_name(name):
@@ -87,7 +90,10 @@ def resolve(
 
 
 def _settle(folder: Path) -> bool:
-    """Finish an interrupted save in a model directory; return True if there was one."""
+    """Finish this user's interrupted saves in a model directory; return True if there was one.
+
+    Raises ModelNotFoundError if there is one that cannot be finished.
+    """
     try:
         has_moved = finish_saving(folder)
         refuse_unfinished(folder)
@@ -129,7 +135,8 @@ def directory_digest(path: Location) -> str:
 
     Weights are not read. The digest covers name, size and modification time of every file that a
     loader could read (configuration, tokenizer, safetensors; at any depth), and the raw safetensors
-    headers. Hidden files, hidden folders and ``__pycache__`` are ignored.
+    headers. Hidden files, hidden folders and ``__pycache__`` are ignored. Raises ModelNotFoundError
+    if `path` is no directory.
     """
     folder = absolute(path)
     while True:
@@ -167,7 +174,11 @@ def _check_repo_name(name: str) -> None:
 
 
 def _find_commit(name: str, revision: str, cache_dir: Location | None) -> str:
-    """Return the commit of a model's branch or tag, from the Hub or, if out of reach, the cache."""
+    """Return the commit of a model's branch or tag, from the Hub or, if out of reach, the cache.
+
+    The use of the cache is logged as a warning. Raises ModelNotFoundError, ModelAccessError (also
+    if the token does not open a gated model), or HubUnreachableError if the cache has no commit.
+    """
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionResolutionError
 
@@ -215,10 +226,10 @@ def existing_directory(folder: Path) -> Path:
 
 
 def visible_files(folder: Path) -> list[str]:
-    """Return the sorted relative paths of the files below a folder.
+    """Return the sorted paths, relative to a folder and with "/", of the files below it.
 
-    Hidden files, hidden folders and ``__pycache__`` are left out. Raises ModelNotFoundError if
-    `folder` is no directory.
+    Hidden files, hidden folders and ``__pycache__`` are left out. Links to files are listed, but
+    links to folders are not followed. Raises ModelNotFoundError if `folder` is no directory.
     """
     paths = []
     for root, folders, files in os.walk(existing_directory(folder), onerror=_raise):
@@ -234,7 +245,10 @@ def _raise(err: OSError) -> None:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a file's name or relative path matches a shell pattern; "*" also matches "/"."""
+    """Tell whether a file's relative path matches one of the shell `patterns`, with case.
+
+    "*" also matches "/", so that "*.json" matches files in all folders.
+    """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

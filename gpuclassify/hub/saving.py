@@ -67,7 +67,7 @@ def sweep(directory: Path) -> None:
 
     Complete saves by this user are finished: their files are moved to the directory. Complete saves
     by other users, and copies, stay. Incomplete saves by any user are removed if permissions allow,
-    except folders that another process has locked.
+    except folders that a running save has locked, and those on a file system without locks.
     """
     for folder in directory.glob(f"{_HIDDEN}*"):
         if folder.is_symlink() or (exists(folder / _DECIDED) and not _is_own(folder)):
@@ -82,8 +82,10 @@ def sweep(directory: Path) -> None:
 def saving(directory: Path) -> Iterator[Path]:
     """Yield a folder to write a model into; after the block, it replaces the model in `directory`.
 
-    The replacement is atomic. Nothing is replaced if the block raises. Files with other names stay.
-    The digest of the weights is added to ``config.json``.
+    The replacement is atomic. Nothing is replaced if the block raises. Files in `directory` that
+    the block does not write anew stay. If the block writes ``model.safetensors``, the file's
+    SHA-256 is added to ``config.json``. Raises FileNotFoundError if the block writes no
+    ``config.json``, and `directory` has none.
     """
     with workshop(directory) as folder:
         yield folder
@@ -105,7 +107,10 @@ def saving(directory: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, replacing an earlier one."""
+    """Write a file atomically, replacing an earlier one; create its folder if need be.
+
+    Interrupted saves in this folder are finished or removed first.
+    """
     with workshop(path.parent) as folder:
         with (folder / path.name).open("wb") as file:
             file.write(content)
@@ -117,7 +122,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def finish_saving(directory: Path) -> bool:
     """Move the files of this user's complete but interrupted saves into a model directory.
 
-    Returns True if there was such a save.
+    Returns True if there was such a save. Other interrupted saves are left alone.
     """
     interrupted = list(filter(_is_own, _committed(directory)))
     for folder in interrupted:
@@ -128,6 +133,7 @@ def finish_saving(directory: Path) -> bool:
 def config_text(directory: Path) -> str | None:
     """Return the text of a model's ``config.json``, even while a save replaces the file.
 
+    If the file is missing because a save of this user was interrupted, that save is finished.
     Returns None if the model has no such file.
     """
     while True:
@@ -149,7 +155,10 @@ def refuse_unfinished(directory: Path) -> None:
 
 
 def _committed(directory: Path) -> list[Path]:
-    """Return the hidden folders of complete saves whose files were not all moved to `directory`."""
+    """Return the hidden folders of complete saves whose files were not all moved to `directory`.
+
+    Empty if ``config.json`` is there, because it is moved last.
+    """
     if exists(directory / CONFIG):
         return []
     return [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]
