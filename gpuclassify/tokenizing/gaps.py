@@ -223,7 +223,7 @@ def _is_alphanumeric(data: np.ndarray) -> np.ndarray:
 
 
 def _previous_starts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the start offsets of the UTF-8 characters that end before these offsets."""
+    """Return the start offsets of the UTF-8 characters that end right before these offsets."""
     starts = offsets - 1
     within = np.flatnonzero((data[starts] & 0xC0) == 0x80)
     while len(within):
@@ -296,7 +296,11 @@ class _Rules:
         return bool(token["content"] and extends)
 
     def are_known(self) -> bool:
-        """Return whether the tokenizer provably tokenizes a word alone as it does in a text."""
+        """Return whether the tokenizer provably tokenizes a word alone as it does in a text.
+
+        It must have passed `ends_words_in_gaps`. This checks only added tokens, and steps that
+        treat a text's beginning in another way; `spaces` checks white space.
+        """
         prepends_always = self.is_metaspace and self.ender["prepend_scheme"] == "always"
         prepends_first = any(step.get("prepend_scheme") == "first" for step in self.later)
         return (
@@ -343,7 +347,7 @@ class _Rules:
         return is_plain and rest == tail and not (is_other or self._has_space)
 
     def cuts_punctuation(self) -> bool:
-        """Return whether the tokenizer treats each ASCII punctuation mark as a word of its own."""
+        """Return whether each ASCII punctuation mark is provably a word of its own."""
         return (
             self.ender["type"] == "BertPreTokenizer"
             and not (self.local or self.later)
@@ -414,7 +418,7 @@ class Words:
     def take(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """Concatenate the token ids of all texts, int32 (tokens,), each from a start to a stop.
 
-        `starts` and `stops`, int64 (texts,), count tokens from each text's beginning.
+        `starts` and `stops` (exclusive), int64 (texts,), count tokens from each text's beginning.
         """
         words = self._last - self._first
         index, begins = _ranges(self._first, words), self._ends[self._first]
@@ -455,7 +459,10 @@ class WordCache:
         self._patience = _LEAST_PATIENCE  # `_whole_bytes` relative to the bytes counted last
 
     def __call__(self, texts: Sequence[str]) -> Words:
-        """Return the texts' token ids, without special tokens, as `backend` would compute them."""
+        """Return the texts' token ids, without special tokens, as `backend` would compute them.
+
+        Raises PanicError if the tokenizers library panics.
+        """
         _, ends, content = pa.array([*texts, ""], pa.large_string()).buffers()
         offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
         data = np.frombuffer(content or b"", np.uint8, int(offsets[-1]))
@@ -472,7 +479,8 @@ class WordCache:
         """Return whether few of the first words are new to the cache, so that cutting is faster.
 
         The first words are those in the first 256 KiB of `data`, concatenated UTF-8 texts. `bounds`
-        has the offset in `data` of each word, and ``len(data)`` at the end.
+        has the offset in `data` of each word, and ``len(data)`` at the end. Also sets the number of
+        bytes until cutting is tried again if this returns False.
         """
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
         distinct = _encode_words(data, counted).dictionary
@@ -508,7 +516,8 @@ class WordCache:
         """Return a list of distinct words' token ids, as int32 bytes, and each word's index in it.
 
         Word i is ``data[bounds[i]:bounds[i + 1]]``, UTF-8 bytes; `bounds` is int64 (words + 1,).
-        New words are tokenized and cached.
+        New words are tokenized, and words of up to `LONGEST_WORD` bytes are cached. If texts are
+        cut, it is decided anew whether later texts are.
         """
         coded = _encode_words(data, bounds)
         distinct, lengths = coded.dictionary.to_pylist(), _byte_lengths(coded.dictionary)

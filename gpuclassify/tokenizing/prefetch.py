@@ -75,9 +75,10 @@ current_store: ContextVar[TokenStore | None] = ContextVar("current_store", defau
 
 
 def shared_tokens() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager, in whose block this thread tokenizes a text only once.
+    """Return a context manager, in whose block this thread's mappers share the tokens of texts.
 
-    The mappers (models) that run in the ``with`` block share one cache, a `TokenStore`.
+    The mappers (models) that run in the ``with`` block share one cache, a `TokenStore`, so that
+    mappers with equal tokenizers tokenize a text only once.
     """
     return set_variable(current_store, TokenStore())
 
@@ -104,11 +105,11 @@ class TokenSource:
 
     @property
     def char_counts(self) -> np.ndarray:
-        """Number of characters of each text that are tokenized, int64 (texts,)."""
+        """Estimated number of characters of each text that are tokenized, int64 (texts,)."""
         return self._tokenizer.char_counts(self._texts)
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Tokenize the texts with the indices `start` up to `stop`, and return their windows.
+        """Tokenize ``texts[start:stop]``, and return their windows.
 
         The number of texts whose tokens come from the cache `store`, where other mappers (models)
         over the same texts have put them, is added to ``stats.shared_texts``.
@@ -130,8 +131,8 @@ class TokenStream:
     the windows back to the texts. Equal windows are yielded once; texts that differ only behind the
     cut, or that the tokenizer normalizes to the same tokens, have equal windows. `known` are the
     digests of windows that have outputs already: they are not yielded, and are the first distinct
-    windows in `positions`. Times of tokenizing and waiting are added to `stats`. `block_chars` is
-    the number of characters of the first block and of the largest one.
+    windows in `positions`. Times of tokenizing and waiting, and counts of windows, are added to
+    `stats`. `block_chars` is the number of characters of the first block and of the largest one.
 
     The used windows of a text are all of its windows, or the first one, as `source` was told.
     Properties have an element per text or per used window, also for windows that are not yielded.
@@ -158,7 +159,7 @@ class TokenStream:
 
         Windows that equal an earlier one of this stream, or whose digest was passed as `known`, are
         left out, so that a batch may be empty. The next blocks are tokenized while the caller runs
-        a batch.
+        a batch. A stream can be iterated only once.
         """
         bounds = text_blocks(self._source.char_counts, *self._block_chars)
         blocks = ahead(self._tokenize, bounds)
@@ -208,7 +209,7 @@ class TokenStream:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of each used window, int64 (windows,)."""
+        """Number of tokens of each used window, special tokens included, int64 (windows,)."""
         return np.concatenate([block.tokens.lengths for block in self.blocks])
 
     def take(self, window: int) -> TokenBatch:
@@ -220,7 +221,10 @@ class TokenStream:
         return block.tokens.take([window])
 
     def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
-        """Tokenize a range of texts; return their windows that are not equal to earlier ones."""
+        """Tokenize the texts from a start to a stop (exclusive), and return their new windows.
+
+        New windows are not equal to earlier ones. Counts and times are added to the stream's stats.
+        """
         stats = self._stats
         with _tokenizing.share() as share:
             windows = self._source.windows(*bounds, stats)
@@ -291,7 +295,11 @@ _tokenizing = SharedTime()
 
 
 def tokenizer_threads() -> int:
-    """Return the number of threads that the tokenizers library uses, by environment variables."""
+    """Return the number of threads that the tokenizers library uses, by environment variables.
+
+    It is 1 if TOKENIZERS_PARALLELISM is off, else RAYON_NUM_THREADS if that is a number above 0,
+    else the number of CPUs.
+    """
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF:
         return 1
     threads = os.environ.get("RAYON_NUM_THREADS", "")
@@ -303,8 +311,8 @@ def text_blocks(
 ) -> Iterator[tuple[int, int]]:
     """Divide texts with these numbers of characters into blocks; yield each block's (start, stop).
 
-    The limit on a block's characters begins at `first_chars` and doubles up to `largest_chars`. A
-    single text that exceeds it is a block of its own.
+    `stop` is exclusive. The limit on a block's characters begins at `first_chars`, and doubles with
+    each block up to `largest_chars`. A single text that exceeds it is a block of its own.
     """
     most_chars, chars, start = first_chars, 0, 0
     for stop, count in enumerate(np.asarray(char_counts).tolist()):
@@ -317,7 +325,10 @@ def text_blocks(
 
 
 def ahead(work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
-    """Yield ``work(item)`` for each item in order, computed a few items ahead on another thread."""
+    """Yield ``work(item)`` for each item in order, computed up to 2 items ahead on another thread.
+
+    An error in ``work(item)`` is raised in place of its result, and ends the iteration.
+    """
     made: deque[Future[Made]] = deque()
     items = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="gpuclassify-tokens") as thread:

@@ -36,8 +36,8 @@ class TextTokenizer:
 
     With an `overlap`, long texts are cut into windows that share that many tokens, instead of being
     truncated. If `counts_rest` is false, the tokens behind a cut are not counted:
-    `TextTokens.whole_length` of a cut text may be inexact, and only a prefix of a long text is
-    tokenized, one that provably gives the same tokens up to the cut.
+    `TextTokens.whole_length` of a cut text may be inexact. Only a prefix of a long text is then
+    tokenized, if texts are truncated on the right and a prefix provably has the same tokens.
 
     With `end_chars`, a text longer than twice that has two windows: tokens of its first `end_chars`
     characters, and tokens of its last ones. A shorter text has the first window only. FinePDFs
@@ -137,9 +137,10 @@ class TextTokenizer:
 
     @property
     def cut(self) -> Hashable:
-        """Key of the settings that cut texts: equal keys mean that equal tokens are cut equally.
+        """Key of the settings `max_tokens`, `overlap` and `counts_rest`.
 
-        Mappers (models) whose tokenizers have equal keys share cut tokens.
+        Tokenizers with equal keys and an equal `fingerprint` cut texts equally, so that their
+        mappers (models) share cut tokens.
         """
         return (self.max_tokens, self.overlap, self.counts_rest)
 
@@ -153,10 +154,12 @@ class TextTokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
-        """Key of the tokenizer: equal keys mean that equal texts have equal tokens before any cut.
+        """Key of the tokenizer: equal keys mean that texts that are not cut have equal tokens.
 
-        Mappers (models) whose tokenizers have equal keys share tokens. A tokenizer written in
-        Python has no complete description, so its key equals no other tokenizer's.
+        Mappers (models) whose tokenizers have equal keys share tokens. The key also has the side of
+        cuts, `end_chars`, `pairing` and `has_special_once`; other settings of cuts are in `cut`. A
+        tokenizer written in Python has no complete description, so its key equals no other
+        tokenizer's.
         """
         if self.backend is None:
             return id(self)
@@ -336,7 +339,8 @@ class TextTokenizer:
     def _tokenize_sides(self, sides: Sequence[Sequence[str]]) -> list[Words]:
         """Tokenize the texts on each side of pairs, or on the only side, without special tokens.
 
-        Only prefixes of long texts are tokenized. Their length is doubled until it suffices.
+        If prefixes have the same tokens (see `counts_rest`), only prefixes of long texts are
+        tokenized. Their length is doubled until it suffices.
         """
         chars = self._first_chars
         stops = [[prefix_end(text, chars) for text in side] for side in sides]
@@ -426,7 +430,8 @@ def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int],
 
     Returns the token ids and segment ids of an input whose texts have one token each, and the
     indices of these tokens in it. All other ids are special tokens. `backend` is a
-    ``tokenizers.Tokenizer``.
+    ``tokenizers.Tokenizer``. Raises ValueError if it puts the second text of a pair first, or
+    leaves a text out or repeats it.
     """
     from tokenizers import Tokenizer, models
 
@@ -446,8 +451,8 @@ def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int],
 class StaticTokenizer(TextTokenizer):
     """Tokenizer of a static embedding model (a mean of token vectors), without special tokens.
 
-    Empty texts have no tokens. If `token_chars` is set, and texts are truncated (`cuts_once`), only
-    the first ``max_tokens * token_chars`` characters of a text are read.
+    Empty texts have no tokens. If `token_chars` is set, and texts are truncated (`cuts_once`),
+    calls and `encode` return only tokens of a text's first ``max_tokens * token_chars`` characters.
     """
 
     def __init__(
@@ -497,7 +502,7 @@ class TokenBatch:
         return np.diff(self.offsets)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> TokenBatch:
-        """Return a batch of the texts with these indices."""
+        """Return a batch of the texts with these indices, in the order of `rows`."""
         bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
         types = () if self.type_ids is None else [self.type_ids[part] for part in bounds]
         whole = None if self.whole_lengths is None else self.whole_lengths[list(rows)]
@@ -623,10 +628,10 @@ def _window_counts(texts: Sequence[TextTokens]) -> np.ndarray:
 def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
     """Aggregate a model's outputs for windows to outputs for texts, float32 (texts, outputs).
 
-    `values` are (windows, outputs), and `counts` the number of windows of each text. `how` is
-    "mean" or "max" of each output, or "tokens": the mean weighted by `lengths`, the number of the
-    text's tokens in each window, or the plain mean if all are 0. Outputs of a text with a single
-    window are not changed.
+    `values` are (windows, outputs), with windows sorted by text, and `counts` the number of windows
+    of each text, at least 1. `how` is "mean" or "max" of each output, or "tokens": the mean
+    weighted by `lengths`, the number of the text's tokens in each window, or the unweighted mean if
+    all windows of the text have 0. Outputs of a text with a single window are not changed.
     """
     if not len(counts):
         return np.zeros((0, values.shape[1]), dtype=values.dtype)
