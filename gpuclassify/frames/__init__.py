@@ -105,13 +105,14 @@ def char_count(text: Any) -> int:
 
 
 class Texts(list[Any]):
-    """Texts of a partition's rows: strings, or pairs of strings as tuples; None for null rows."""
+    """List of texts, such as a column's: strings, or pairs of strings as tuples; None for null."""
 
     def fold(self, max_chars: int | None) -> tuple[Texts, np.ndarray]:
         """Return the distinct texts in order of appearance, and each row's index into them.
 
-        Used to run a model once per distinct text. Texts are cut to `max_chars` characters before
-        they are compared. The indices are int64 (rows,), -1 for a null row.
+        Used to run a model once per distinct text. Before they are compared, texts (both of a pair)
+        are cut to `max_chars` characters, and returned so; None does not cut. The indices are int64
+        (rows,), -1 for a null row; null is not among the distinct texts.
         """
         cut = self if max_chars is None else [text and cut_text(text, max_chars) for text in self]
         distinct = dict.fromkeys(cut)
@@ -126,7 +127,7 @@ class Texts(list[Any]):
 
     @property
     def char_counts(self) -> np.ndarray:
-        """Number of characters of each text, int64 (texts,); 0 for null."""
+        """Number of characters of each text, or of both of a pair, int64 (texts,); 0 for null."""
         return np.fromiter((char_count(text or "") for text in self), np.int64, count=len(self))
 
 
@@ -151,8 +152,8 @@ def backend_of(frame: object) -> ModuleType:
 def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) -> Any:
     """Return a pandas frame that has the given text, or list of texts, in each of the `columns`.
 
-    Mappers use it to accept plain texts instead of a frame. Raises TypeError if an element of the
-    list is neither a str nor None.
+    It has a row per text, and columns of dtype object. Mappers use it to accept plain texts instead
+    of a frame. Raises TypeError if an element of the list is neither a str nor None.
     """
     import pandas as pd
 

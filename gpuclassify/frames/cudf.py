@@ -33,7 +33,10 @@ def check_text_column(frame: cudf.DataFrame, column: str) -> None:
 
 
 def check_new_columns(schema: pa.Schema) -> None:
-    """Raise TypeError if a mapper's new columns (`schema`) have a type that libcudf lacks."""
+    """Raise TypeError if a mapper's new columns (`schema`) have lists of float16.
+
+    libcudf lacks this type.
+    """
     for field in schema:
         if pa.types.is_list(field.type) and pa.types.is_float16(field.type.value_type):
             raise TypeError(
@@ -53,7 +56,10 @@ def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
 
 
 def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
-    """Return the strings of `column`, cut to `max_chars` characters on the GPU; None where null."""
+    """Return the strings of `column`, cut to `max_chars` characters on the GPU; None where null.
+
+    A `max_chars` of None does not cut. Raises TypeError if the column holds other values.
+    """
     series = text_series(frame, column, max_chars)
     # Arrow's conversion first copies a column back that cudf has spilled to the host; libcudf's
     # ``Column.to_pylist`` would read freed memory. The conversion costs little more than the
@@ -81,7 +87,10 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
 
 
 def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
-    """Return the strings of `column`, copied to the host, as an Arrow array; null where null."""
+    """Return the strings of `column`, copied to the host, as an Arrow array; null where null.
+
+    Raises TypeError if the column holds other values.
+    """
     series = text_series(frame, column, None)
     if series is None:
         return pa.nulls(len(frame), pa.large_string())
@@ -108,11 +117,12 @@ def text_minhashes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute MinHash signatures, which show near-duplicate texts, on the GPU.
 
-    Each window of `width` characters of a text is hashed with `seed`. Hash function i multiplies
-    this hash by ``a[i]`` and adds ``b[i]``, modulo 2**32, and number i of the signature is the
-    minimum over all windows. `a` and `b` are uint32 (hashes,). Returns the signatures, uint32
-    (rows, hashes), zeros for null and empty texts, and a mask of rows with a non-empty text, bool
-    (rows,). libcudf raises OverflowError from 2**31 numbers (``rows * hashes``): slice the frame.
+    Each window of `width` characters of a text is hashed with `seed`; a shorter text is one window.
+    Hash function i multiplies this hash by ``a[i]`` and adds ``b[i]``, modulo 2**32, and number i
+    of the signature is the minimum over all windows. `a` and `b` are uint32 (hashes,). Returns the
+    signatures, uint32 (rows, hashes), zeros for null and empty texts, and a mask of rows with a
+    non-empty text, bool (rows,). libcudf raises OverflowError from 2**31 numbers (``rows *
+    hashes``): slice the frame.
     """
     series = text_series(frame, column, None)
     if series is None or not len(series):

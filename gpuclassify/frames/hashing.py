@@ -36,8 +36,9 @@ def row_keys(seed: str, rows: np.ndarray) -> np.ndarray:
 def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
     """Return a reproducible random number for each row, uint64 (rows,), from its id.
 
-    `id_field` is the column of ids, of any type, and `seed` is any text. Equal seeds and ids give
-    equal results. Raises ValueError for a row without an id.
+    `id_field` is the column of ids, and `seed` is any text. Equal seeds and ids give equal results
+    for strings of any dtype, and for all integer dtypes. Other ids, such as integers in a column of
+    objects, must have the same dtype. Raises ValueError for a row without an id.
     """
     ids = to_pandas(frame[[id_field]])[id_field]
     if ids.isna().any():

@@ -51,8 +51,9 @@ def reduce_tree(
 ) -> Delayed:
     """Combine delayed objects in a tree of tasks, so that no task gets all of them.
 
-    ``join(objects)`` combines up to `fan_in` neighbouring objects, in the order of `parts`, into
-    one object of the same kind. Returns the delayed result; a single part is returned as it is.
+    ``join(objects)`` combines a list of up to `fan_in` neighbouring objects, in the order of
+    `parts`, into one object of the same kind. Returns the delayed result; a single part is returned
+    as it is. `parts` must not be empty.
     """
     call = dask.delayed(join, pure=True)
     while len(parts) > 1:

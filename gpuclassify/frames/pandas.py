@@ -50,8 +50,8 @@ def string_dtype(frame: pd.DataFrame, column: str) -> Any:
 def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
     """Return the strings of `column`, cut to `max_chars` characters; None where null.
 
-    Lone surrogates of Python strings become U+FFFD. Raises TypeError, which names the row and type,
-    if a value is neither a string nor null.
+    A `max_chars` of None does not cut. Lone surrogates of Python strings become U+FFFD. Raises
+    TypeError, which names the row and type, if a value is neither a string nor null.
     """
     series = frame[column]
     if not _is_arrow_text(series.dtype):
@@ -82,7 +82,7 @@ def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarr
 
     The 16 bytes are two big-endian numbers, int64 (rows, 2), without meaning for null. The mask is
     bool (rows,). Lone surrogates are encoded with "surrogatepass", so that only equal texts have
-    equal digests.
+    equal digests. Raises TypeError if a value is neither a string nor null.
     """
     if _is_arrow_text(frame[column].dtype):
         encoded = text_array(frame, column).cast(pa.large_binary())
