@@ -1,7 +1,7 @@
-"""Batches of tokenized texts within a token budget, longest text first, copied to the device.
+"""Padded batches of tokenized texts on the device, within limits of tokens and memory.
 
-A batch is a rectangle of token ids, padded to its longest row. A model's packed layers run on the
-batch's real tokens instead, concatenated into one row: see `packed/layout.py`.
+A batch is a rectangle of token ids, padded at least to its longest row. A model's packed layers run
+on the batch's real tokens instead, concatenated into one row: see `packed/layout.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class StagedTokens:
 
 
 def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
-    """Copy texts' token ids and segment ids to the device, without waiting for the copy."""
+    """Copy texts' token ids, and segment ids if any, to the device; do not wait for a GPU's copy.
+
+    On a CPU, the tensors share the memory of the arrays in `tokens`.
+    """
     types = None if tokens.type_ids is None else to_device(tokens.type_ids, device)
     return StagedTokens(to_device(tokens.ids, device), tokens.offsets, types)
 
@@ -130,7 +133,8 @@ def cut_batches(
 ) -> Iterator[tuple[int, int]]:
     """Divide texts into batches of consecutive texts; yield each batch's (start, stop) indices.
 
-    `lengths` are the texts' numbers of tokens, int64 (texts,); sorted texts need the least padding.
+    A batch has the texts from `start` up to `stop`, without the text `stop`. `lengths` are the
+    texts' numbers of tokens, int64 (texts,); sorted texts need the least padding.
     ``current_limits()`` is called before each batch, so that limits lowered by an out-of-memory
     error apply at once.
     """

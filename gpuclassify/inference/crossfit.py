@@ -47,9 +47,10 @@ def crossfit_batches(
 ) -> Iterator[PaddedBatch]:
     """Yield padded batches of tokenized texts, longest first, from CrossFit's SortedSeqLoader.
 
-    `side`, "left" or "right", is padded with the token id `pad_id` and the segment id
-    `type_pad_id`. The loader needs one padded rectangle of all texts, so memory grows with the
-    number of texts times the longest text. ``current_limits()`` is called before each batch.
+    `side`, "left" or "right", is padded with the token id `pad_id` and, if the tokens have segment
+    ids, the segment id `type_pad_id`. The loader needs one padded rectangle of all texts, so memory
+    grows with the number of texts times the longest text. ``current_limits()`` is called before
+    each batch. Raises ImportError if CrossFit is missing or is another release.
     """
     whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
     tensors = {"input_ids": whole.ids, "attention_mask": whole.mask}
@@ -70,7 +71,11 @@ def _loader_class() -> type:
     base = import_loader().SortedSeqLoader
 
     class BudgetLoader(base):  # type: ignore[misc, valid-type]
-        """SortedSeqLoader of padded tensors, (texts, width) by name, with limited batch sizes."""
+        """SortedSeqLoader of padded tensors, whose batches keep to ``current_limits()``.
+
+        `data` maps names to tensors (texts, width), padded on `side`. Batches are cut to the width
+        of their longest text.
+        """
 
         def __init__(
             self, data: object, width: int, side: str, current_limits: Callable[[], BatchLimits]
@@ -101,7 +106,8 @@ def _loader_class() -> type:
 def import_loader() -> ModuleType:
     """Import CrossFit's module ``crossfit.backend.torch.loader``, changed for today's RAPIDS.
 
-    Raises ImportError if CrossFit is missing, or is another release than `SUPPORTED_VERSION`.
+    The changes last for the whole process, and the module docstring lists them. Raises ImportError
+    if CrossFit is missing, or is another release than `SUPPORTED_VERSION`.
     """
     version = installed_versions("crossfit").get("crossfit")
     if version is None:

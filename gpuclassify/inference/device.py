@@ -64,11 +64,11 @@ _seconds_to_hint = HINT_SECONDS
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called `name`, such as "cpu" or "cuda"; CUDA devices get an index.
+    """Return the torch device called `name`, such as "cpu", "cuda", "cuda:1" or "auto".
 
-    "auto" is CUDA if available, else MPS (Apple's GPUs) if available, else the CPU. Raises
-    ValueError if this process has no CUDA or MPS device at all; the index of a device is not
-    checked.
+    "auto" is CUDA if available, else MPS (Apple's GPUs) if available, else the CPU. A CUDA device
+    without an index gets the current one's. Raises ValueError if this process has no CUDA device,
+    none with the index, or no MPS device, and torch's RuntimeError for a name that torch lacks.
     """
     if name == "auto":
         name = "cpu"
@@ -102,9 +102,9 @@ def pick_dtype(
 
     This is ``options.dtype`` if set. Otherwise, with ``options.autocast``, CUDA devices get float16
     for the encoders in `FLOAT16_ENCODERS`, and bfloat16 (float16 if they lack it) for other models.
-    Devices other than CUDA get float32: bfloat16 is slower on some CPUs and faster on others, and
-    moves rows over thresholds, so that two machines would disagree. `architecture` is the
-    ``model_type`` in the model's ``config.json``, if any.
+    Without ``options.autocast``, and on devices other than CUDA, it is float32: bfloat16 is slower
+    on some CPUs and faster on others, and moves rows over thresholds, so that two machines would
+    disagree. `architecture` is the ``model_type`` in the model's ``config.json``, if any.
     """
     if options.dtype is not None:
         return getattr(torch, options.dtype)
@@ -116,7 +116,7 @@ def pick_dtype(
 
 
 def half_with_range() -> torch.dtype:
-    """Return bfloat16, which has float32's range, or float16 if the GPU lacks bfloat16."""
+    """Return bfloat16, which has float32's range, or float16 if torch's current GPU lacks it."""
     is_native = torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if is_native else torch.float16
 
@@ -125,8 +125,9 @@ def half_with_range() -> torch.dtype:
 def bfloat16_speed_up() -> float | None:
     """Measure the ratio of float32's time to bfloat16's time for matrix products on this CPU.
 
-    Takes about half a second, once per process. Returns None if other processes used the cores,
-    or if rounds differ much, because busy cores slow one type more than the other.
+    The ratio, above 1 if bfloat16 is faster, is the median of a few rounds. Takes about half a
+    second, once per process. Returns None if other processes used the cores, or if rounds differ
+    much, because busy cores slow one type more than the other.
     """
     meter = LoadMeter()
     rounds = sorted(
@@ -163,9 +164,10 @@ def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
     """Record bfloat16's speed-up on a CPU as `peak_bfloat16_times` in `stats`, for job reports.
 
-    `stats` and `options` belong to a model's run that has ended. Nothing is done if the user has
-    set ``dtype`` or turned ``autocast`` off, nor before `HINT_SECONDS` of inference in the process,
-    because measuring takes time. A ratio of at most `HINT_TIMES` is not recorded.
+    `stats` and `options` belong to a model's run that has ended. Nothing is done on other devices,
+    or if the user has set ``dtype`` or turned ``autocast`` off. The run's `model_seconds` are added
+    to a sum of the process. Nothing is measured before the sum reaches `HINT_SECONDS`, because
+    measuring takes time. A ratio of at most `HINT_TIMES` is not recorded.
     """
     global _seconds_to_hint
     if device.type != "cpu" or options.dtype is not None or not options.autocast:
@@ -176,9 +178,9 @@ def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) 
 
 
 def device_lock(device: torch.device) -> threading.Lock:
-    """Return the lock that is held while models run on a device, one per device of this process.
+    """Return the lock that is held while models run on a device, the same for equal devices.
 
-    "cuda" and "cuda:0" have the same lock.
+    "cuda" and "cuda:0" have the same lock. Other processes do not share it.
     """
     return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
 
@@ -187,7 +189,9 @@ def device_lock(device: torch.device) -> threading.Lock:
 def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Lock the device during a ``with`` block, and set torch up for inference in `dtype` on it.
 
-    Torch is in inference mode, with `gpu_settings`, and on CUDA uses a stream of its own.
+    Torch is in inference mode, with `gpu_settings`. On CUDA, the device is torch's current one, and
+    work is queued on a stream for models, unless another library, such as RMM, allocates torch's
+    memory.
     """
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
@@ -203,7 +207,10 @@ def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]
 
 @contextlib.contextmanager
 def _use_model_stream(device: torch.device) -> Iterator[None]:
-    """Queue a ``with`` block's GPU work on a CUDA stream of its own, so that cuDF does not wait."""
+    """Queue a ``with`` block's GPU work on a CUDA stream for models, so that cuDF does not wait.
+
+    The stream stays the current one if another library, such as RMM, allocates torch's memory.
+    """
     if torch.cuda.get_allocator_backend() == "pluggable":  # such an allocator reuses memory early
         yield
         return
@@ -317,11 +324,12 @@ _one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
 
 @contextlib.contextmanager
 def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Change process-wide settings for inference on a GPU during a ``with`` block.
+    """Change process-wide settings for inference on a CUDA GPU during a ``with`` block.
 
-    Turns off cuDNN's attention, transformers' reading of masks and, in float32, TF32 convolutions,
-    and makes Python switch threads more often. In float32, torch then refuses to read the older
-    setting ``torch.backends.cudnn.allow_tf32``, because it also covers recurrent layers.
+    Nothing changes for other devices. Turns off cuDNN's attention, transformers' reading of masks
+    and, in float32, TF32 convolutions, and makes Python switch threads more often. In float32,
+    torch then refuses to read the older setting ``torch.backends.cudnn.allow_tf32``, because it
+    also covers recurrent layers.
     """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -376,7 +384,8 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return an array as a tensor on the device, without waiting for a copy to CUDA.
 
     On a CPU the tensor shares the array's memory. On CUDA the copy goes through page-locked memory
-    on a separate stream: on the model's stream it would start only after all queued work.
+    on a separate stream: on the model's stream it would start only after all queued work. If
+    another library, such as RMM, allocates torch's memory, the current stream is used nevertheless.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
@@ -407,10 +416,14 @@ def _model_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """Memory in use and load of a GPU at one moment, as the driver reports them."""
+    """Memory in use and load of a GPU at one moment, as the driver reports them.
+
+    `used_bytes` includes other processes and libraries. A value is None if the driver does not
+    report it.
+    """
 
     busy_share: float | None  # utilization, 0 to 1; None for a MIG slice
-    used_bytes: int | None  # includes other processes and libraries
+    used_bytes: int | None  # None for memory shared with the host
 
 
 Ask = Callable[[], DeviceSample]  # takes a sample now
@@ -464,9 +477,9 @@ def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds:
 def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
     """Add a sample of a GPU's load and memory to fields of `stats`.
 
-    `peak_device_bytes` becomes at least the memory in use. If the load is known, the time since the
-    previous sample, `elapsed_seconds`, is added to `device_sampled_seconds`, and its busy share to
-    `device_busy_seconds`.
+    `peak_device_bytes` becomes at least the memory in use, if known. If the load is known, the time
+    since the previous sample, `elapsed_seconds`, is added to `device_sampled_seconds`, and the
+    product of this time and the load to `device_busy_seconds`.
     """
     stats.raise_peak("peak_device_bytes", sample.used_bytes)
     if sample.busy_share is not None:

@@ -56,10 +56,11 @@ def run(
 
     For a token classifier, the result is an object array with one array per text instead, float32
     (tokens, columns), with the columns of `LoadedModel.reduce`, not logits. Each of the `blocks` is
-    sorted and batched on its own, by the model's `settings`, and the device is locked only while a
-    block runs. The model's batch limits are cached in this process under `key`. Counts and times
-    are added to `stats`. Raises NotPackableError if ``engine="packed"`` is set and the model cannot
-    run without padding.
+    batched, and sorted if `settings` say so, on its own. The device is locked while a block runs,
+    and while outputs are copied. The model's batch limits are cached in this process under `key`.
+    Counts and times are added to `stats`, and numbers of finished texts to the progress of the
+    current part (`advance`). Raises NotPackableError if ``engine="packed"`` is set and the model
+    cannot run without padding, and DocumentTooLargeError if one text does not fit into memory.
     """
     outputs: list[torch.Tensor] = []
     positions: list[np.ndarray] = []
@@ -139,8 +140,8 @@ def _device_for(model: LoadedModel, settings: ModelOptions, stats: RunStats) -> 
 def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
     """Return groups of texts that may share a batch, each as text indices, int64 (texts,).
 
-    Texts of a group have equal counts of the token `counted_id`. If the model has no such token,
-    all texts are one group; padding is not considered.
+    Texts of a group have equal counts of the token ``model.counted_id``. If that is None, all texts
+    are one group. Lengths are not considered, although some models cannot pad texts.
     """
     if model.counted_id is None:
         return [np.arange(len(tokens))]
@@ -153,7 +154,8 @@ def _run_batches(
 ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
     """Run a block of tokenized texts in batches; yield text indices and outputs of each batch.
 
-    If a text is yielded twice, its later outputs count.
+    Indices are relative to `tokens`, int64 (rows,). Outputs are on the device, after
+    `LoadedModel.reduce`. If a text is yielded twice, its later outputs count.
     """
     if isinstance(model.module, TokenAverage):  # takes no more memory than the tokens
         flat = (tokens.ids, tokens.offsets[:-1].astype(np.int32))

@@ -13,9 +13,10 @@ from typing import Any
 class LayerStates:
     """Layer outputs that one model's forward pass hands to another model's forward pass.
 
-    Layers are numbered from 0. `captured` are the numbers of layers whose outputs are kept; after
-    the run, the attribute maps them to the outputs. `injected` is a layer's number and the output
-    of that layer in another model: this layer and earlier ones return it instead of running.
+    Layers are numbered from 0. `captured` are the numbers of layers whose outputs are kept; the
+    attribute maps them to the outputs, which are None before the run. `injected` is a layer's
+    number and the output of that layer in another model: this layer and earlier ones return it
+    instead of running. The number -1 means that nothing is injected.
     """
 
     def __init__(self, captured: Iterable[int] = (), injected: tuple[int, Any] = (-1, None)):
@@ -26,8 +27,8 @@ class LayerStates:
     def output_of(self, number: int, run: Callable[[], Any]) -> Any:
         """Return the output of layer `number`: the injected output, or else ``run()``.
 
-        An injected output replaces the outputs of its own layer and of earlier layers. Records the
-        call, and keeps the output if it is to be captured.
+        An injected output replaces the outputs of its own layer and of earlier layers. The number
+        is appended to `calls`, and the output is kept in `captured` if that has the number.
         """
         last, output = self.injected
         if number > last:

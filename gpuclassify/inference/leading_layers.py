@@ -56,11 +56,14 @@ Passing = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shared:
-    """Leading layers that a model shares with another model, so that they run once for both."""
+    """Leading layers that two models share, so that they run once for both.
+
+    All three numbers are 0 in `NOTHING`, which means that no layer is shared.
+    """
 
     layers: int  # number of leading layers with bit-equal weights and inputs
-    total: int  # number of all layers
-    outputs: int  # number of the model's outputs per text
+    total: int  # number of all layers of either model
+    outputs: int  # the second model's number of outputs per text or, if it labels tokens, per token
 
 
 NOTHING = Shared(0, 0, 0)
@@ -74,13 +77,14 @@ class Follower:
 
     model: LoadedModel
     shared: Shared
-    passing: Passing | None  # selects texts by the previous model's outputs; None: all
+    # Selects texts by the previous model's outputs. None: all texts that the previous model ran.
+    passing: Passing | None
 
     def width(self, keeps_all_scores: bool) -> int:
-        """Return the number of output columns that are copied to the host.
+        """Return the number of the model's output columns that are copied to the host.
 
-        It is 2 for a token classifier (the best label's index and probability), unless
-        `keeps_all_scores`.
+        It is 2 for a token classifier without `keeps_all_scores` (the best label's index and
+        probability), and otherwise the number of the model's outputs.
         """
         return 2 if self.model.is_by_token and not keeps_all_scores else self.shared.outputs
 
@@ -89,10 +93,12 @@ class ModelsInStep:
     """Several models whose equal leading layers run once; `engine.run` handles them as one model.
 
     On each batch, the model `first` runs all layers, and each of `followers` its remaining layers.
-    The models' outputs, after `LoadedModel.reduce`, are concatenated along the columns. A follower
-    skips texts that its own ``passing`` function, or that of a follower before it, rejects by the
-    previous model's outputs; its outputs for these texts are NaN. Either all models have outputs
-    per text, or all per token.
+    The models' outputs are concatenated along the columns, in this order, after
+    `LoadedModel.reduce`, to which `keeps_all_scores` is passed. A follower skips texts that its own
+    ``passing`` function, or that of a follower before it, rejects by the previous model's outputs;
+    its outputs for these texts are NaN. Either all models have outputs per text, or all per token,
+    and then no follower has a ``passing`` function. Attributes that are not defined here, such as
+    `device` and `pad_id`, are those of `first`.
     """
 
     def __init__(
@@ -118,8 +124,8 @@ class ModelsInStep:
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Run all models on one batch, and return their outputs concatenated, on the device.
 
-        They are float32 (rows or tokens, outputs of all models). `side` is the padded side of the
-        batch, "left" or "right".
+        They are float32 (rows or tokens, output columns of all models), and already reduced by
+        `LoadedModel.reduce`. `side` is the padded side of the batch, "left" or "right".
         """
 
         def run(model: LoadedModel, rows: PaddedBatch) -> torch.Tensor:
@@ -154,8 +160,9 @@ class ModelsInStep:
 def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
     """Select the batch's rows with the ascending indices `rows` from a layer's `output`.
 
-    `output` is a tensor, or nested tuples and lists of tensors; the result has the same structure.
-    `model` computed it for all rows of `batch`, padded or as concatenated tokens.
+    `output` is a tensor, or nested tuples and lists of tensors and other values; the result has the
+    same structure. `model` computed it for all rows of `batch`, padded or as concatenated tokens.
+    Other values, and in a padded batch tensors without one entry per row, are returned unchanged.
     """
     if isinstance(output, tuple | list):
         return type(output)(_select_rows(part, rows, batch, model) for part in output)
@@ -175,11 +182,14 @@ def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: Loade
 
 
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
-    """Count the leading layers that `other` shares with `first`, by weights and a trial run.
+    """Return the leading layers that `other` shares with `first`, by weights and a trial run.
 
-    Returns `NOTHING`, with 0 layers, if they share none. Two models are compared only once. If
-    they share layers, `other` then uses the tensors of `first` instead of its own equal ones, in
-    these layers and outside of all layers (such as embeddings), which frees memory.
+    Returns `NOTHING`, with 0 layers, if they share none or cannot be compared. Raises out-of-memory
+    errors and errors of a broken device. Two models are compared only once; the device is locked
+    meanwhile. If they share layers, `other` then uses the tensors of `first` instead of its own
+    equal ones, in these layers and outside of the backbone's layers (such as embeddings), which
+    frees memory. The ``forward`` of both models' layers is replaced, so that layers can take their
+    outputs from `current_states`.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
@@ -245,7 +255,11 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
 
 
 def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether two models may share layers by their configurations, devices and dtypes."""
+    """Tell whether two models may share layers by their configurations, devices and dtypes.
+
+    Settings of heads, labels and training may differ. False if one of the models runs under
+    autocast, needs batches of single rows, or adapts to the lengths of texts.
+    """
     settings = [
         {
             name: value
@@ -282,7 +296,8 @@ def _are_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tens
 def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
     """Tell whether two models, which have run a batch, pass equal inputs to their layers.
 
-    Compares weights outside of the layers, such as embeddings, unless used after the last layer.
+    Compares the backbones' weights outside of the layers, such as embeddings, except those used
+    only after the last layer. False if a model did not call each layer once, in order.
     """
     if any(parts.called != list(range(len(parts.layers))) for parts in (ours, theirs)):
         return False  # a layer is called twice, or not at all
@@ -301,7 +316,8 @@ class _Parts:
     """Layers and backbone tensors of a model, for its comparison with another model.
 
     The layers' ``forward`` is replaced for good, so that in this and later runs they can take their
-    outputs from `current_states`. DeBERTa's encoder reads that itself, and stays as it is.
+    outputs from `current_states`. A `DisentangledEncoder` reads that itself, and stays as it is.
+    Raises NotPackableError if the model has no list of layers.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -328,15 +344,19 @@ class _Parts:
         )
 
     def layer_of(self, name: str) -> int | None:
-        """Return the index of the layer that has tensor `name`; None if outside of the layers."""
+        """Return the index of the layer that has the backbone's tensor `name`.
+
+        Returns None if the tensor is outside of the layers.
+        """
         rest = name.removeprefix(f"{self._layers_name}.")
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Run a batch, and return the outputs, float32 (rows or tokens, outputs).
+        """Run a batch padded on the right; return its outputs, float32 (rows or tokens, outputs).
 
         `states` captures or injects layer outputs. The attribute `called` becomes the numbers of
-        called layers, in order; `late` gets the names of modules that run only after all layers.
+        called layers, in order; the backbone's modules that run only after all layers are added by
+        name to `late`.
         """
         early: set[str] = set()
 

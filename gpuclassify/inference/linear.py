@@ -19,7 +19,10 @@ _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_su
 
 
 class ArrangedWeight:
-    """A linear layer's weight in oneDNN's packed layout; a deep copy of the layer shares it."""
+    """Copy of a linear layer's weight in oneDNN's packed layout.
+
+    A deep copy is the same object, so that copies of the layer share it.
+    """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
@@ -31,7 +34,8 @@ class ArrangedWeight:
 class ArrangedLinear(nn.Linear):
     """Linear layer for CPUs that multiplies with a packed copy of its weight.
 
-    The new layer replaces `layer`, with the same parameters. The weight must not change.
+    It is made to replace `layer`, and has that layer's parameters. The weight must not change
+    afterwards, because the packed copy would not.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -41,7 +45,11 @@ class ArrangedLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the output of `torch.nn.Linear` for `states`, (..., inputs), up to rounding."""
+        """Return the output of `torch.nn.Linear` for `states`, (..., inputs), up to rounding.
+
+        `torch.nn.Linear` itself computes it for states on another device or in another dtype than
+        the weight, and for empty or one-dimensional states.
+        """
         is_elsewhere = states.dtype != self.arranged.tensor.dtype or states.device.type != "cpu"
         if is_elsewhere or states.ndim < 2 or not states.numel():
             return super().forward(states)
@@ -52,11 +60,12 @@ class ArrangedLinear(nn.Linear):
 
 @torch.inference_mode()
 def arrange_weights(module: nn.Module) -> None:
-    """Replace a network's linear layers by layers with packed weights, if these are faster.
+    """Replace a network's linear layers, in place, by layers with packed weights, if faster.
 
     Packed weights are faster on CPUs with AVX-512; on other CPUs, MKL is faster in float32.
-    Subclasses of `torch.nn.Linear` stay. If the packed copies would exceed `MOST_ARRANGED_BYTES`,
-    all layers stay. The network must be on a CPU.
+    Subclasses of `torch.nn.Linear` stay. All layers stay if the packed copies would exceed
+    `MOST_ARRANGED_BYTES`, if a weight is neither float32 nor bfloat16, or if torch or the CPU lacks
+    the operations. The network must be on a CPU.
     """
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     weights = [layer.weight for layer in layers.values()]
@@ -77,7 +86,10 @@ def arrange_weights(module: nn.Module) -> None:
 
 
 def share_arranged(layers: nn.ModuleList, others: nn.ModuleList) -> None:
-    """Let `layers` use the packed weights of `others`, which are equal, to save memory."""
+    """Make `layers` use the packed weights of `others`, which are equal, to save memory.
+
+    `layers` is changed. Both lists must have the same structure.
+    """
     for layer, other in zip(layers.modules(), others.modules(), strict=True):
         if isinstance(layer, ArrangedLinear) and isinstance(other, ArrangedLinear):
             layer.arranged = other.arranged

@@ -72,7 +72,8 @@ class LoadedModel(ProbedModel):
     def text_tokenizer(self, max_tokens: int | None = None, **cut: Any) -> TextTokenizer:
         """Return a `TextTokenizer` that cuts texts at `max_tokens` (default: the model's limit).
 
-        `cut` are its other settings, such as `overlap`. Equal arguments return the same object.
+        `cut` are its other settings, such as `overlap`. Equal arguments return the same object. For
+        a static embedding model, it is a `StaticTokenizer`.
         """
         length = max_tokens or self.max_tokens
         key = (length, *sorted(cut.items()))
@@ -90,14 +91,15 @@ class LoadedModel(ProbedModel):
 
     @property
     def type_pad_id(self) -> int:
-        """Segment id (``token_type_ids``) for padding."""
+        """Segment id (``token_type_ids``) for padding; 0 if the tokenizer has none."""
         return getattr(self.tokenizer, "pad_token_type_id", 0)
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Compute the outputs of one batch, float32 (rows, outputs), on the device.
 
-        A token classifier's are (tokens, outputs), row after row without padding. `side`, "left" or
-        "right", is the padded side of the batch.
+        A token classifier's are logits (tokens, labels), row after row without padding. `side`,
+        "left" or "right", is the padded side of the batch. Raises NotPackableError if the batch is
+        packed, and the layers cannot run without padding.
         """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.type_ids is not None and self.accepts_types:
@@ -120,7 +122,8 @@ class LoadedModel(ProbedModel):
         """Reduce a batch's outputs to the values that are copied to the host, float32.
 
         A token classifier's logits become the index and the probability of the best label,
-        (tokens, 2), or with `keeps_all_scores` all labels' probabilities. Outputs per text stay.
+        (tokens, 2), or with `keeps_all_scores` the probabilities of all labels, (tokens, labels).
+        Outputs per text are returned unchanged.
         """
         if not self.is_by_token:
             return outputs
@@ -133,8 +136,8 @@ class LoadedModel(ProbedModel):
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Call a network with named input tensors and return its outputs, float32 (rows, outputs).
 
-        `module` is this model's network or a copy. A token classifier returns (rows, tokens,
-        labels).
+        `module` is this model's network or a copy. A token classifier's outputs are logits, (rows,
+        tokens, labels). Raises CheckpointError if outputs per text have another type or shape.
         """
         with torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
             outputs = module(**inputs) if self.unpacks else module(inputs)
@@ -157,12 +160,16 @@ def load_model(
 ) -> LoadedModel:
     """Load the checkpoint in `directory` onto `device`, in the precision `dtype`.
 
-    The tokenizer is read from `tokenizer_directory` (default: `directory`). A LoRA adapter in
-    `adapter_directory` is merged into the weights. `own_module` is a user's network in place of the
-    checkpoint's, called with keyword arguments or, unless `unpacks`, a single dict.
+    The tokenizer is read from `tokenizer_directory` (default: `directory`), unless `own_module`
+    makes one. If the checkpoint is a LoRA adapter, it is read from `adapter_directory` and merged
+    into the weights. `own_module` is a user's network in place of the checkpoint's, called with
+    keyword arguments or, unless `unpacks`, a single dict. Its weights stay float32; in another
+    precision, it runs under torch's autocast.
 
     Raises CheckpointError if tensors are missing, unknown or misshaped, or there is no tokenizer,
-    and PrecisionError if a network other than a user's own does not run in this precision.
+    ModelChangedError if a model in a directory was saved again since it was described, and
+    PrecisionError if a network other than a user's own fails on a short text in a precision other
+    than float32.
     """
     new_tokenizer = None if own_module is None else own_module.new_tokenizer
     if new_tokenizer is None:

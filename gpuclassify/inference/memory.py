@@ -1,7 +1,8 @@
 """Sizes of batches planned from free memory, and recovery from out-of-memory errors.
 
-On a CPU the limits are constants. On a GPU, the memory of a few small batches is measured, larger
-batches are planned for the free memory, and the measurement is saved in the user's cache.
+On a CUDA GPU, the memory of a few small batches is measured, larger batches are planned for the
+free memory, and the measurement is saved in the user's cache. On other devices, and if torch does
+not count the GPU's memory, the limits are constants.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class ScoreRule:
     item_bytes: int  # bytes of one score
 
     def size_bytes(self, rows: int, width: int) -> int:
-        """Return the bytes of one layer's attention scores for `rows` texts of `width` tokens.
+        """Return the bytes of one layer's attention scores for `rows` texts of `width` tokens each.
 
-        Their copies that exist at the same time, such as the softmax, are included.
+        Copies of the scores that exist at the same time, such as the softmax, are included.
         """
         elements = rows * self.heads * width * max(width, self.min_span)
         return elements * self.item_bytes * LIVE_SCORE_COPIES
@@ -102,7 +103,7 @@ class BatchLimits:
     planned_bytes: int | None = None
 
     def rows(self, width: int) -> int:
-        """Return the number of rows padded to `width` tokens that a batch may have, at least 1."""
+        """Return the maximum number of rows padded to `width` tokens in a batch, at least 1."""
         rows = self.max_tokens // width
         if self.score_rule is not None:
             rows = min(rows, self.max_score_bytes // self.score_rule.size_bytes(1, width))
@@ -113,8 +114,8 @@ class BatchLimits:
     def below(self, rows: int, width: int) -> BatchLimits:
         """Return lower limits, after `rows` rows padded to `width` tokens ran out of memory.
 
-        They allow at most half as many tokens and bytes of attention scores as that batch had.
-        `max_rows` stays.
+        They allow at most half as many tokens and bytes of attention scores as that batch had, but
+        at least 1 of each. Limits that are lower already, and `max_rows`, stay.
         """
         score_bytes = self.max_score_bytes
         if self.score_rule is not None:
@@ -131,8 +132,9 @@ def plan_limits(
 ) -> BatchLimits:
     """Plan limits for a GPU that keep every batch of several rows within free memory.
 
-    Batches take at most the fraction `GPU_SHARE` of `free_bytes`, and at most `GPU_MAX_TOKENS`
-    tokens. `score_rule` is None if attention scores are not kept in memory.
+    Batches take at most the fraction `GPU_SHARE` of `free_bytes`, and have at most `GPU_MAX_TOKENS`
+    tokens, but at least one is allowed. Their attention scores take at most the same fraction, and
+    at most `GPU_SCORE_BYTES`. `score_rule` is None if attention scores are not kept in memory.
     """
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
@@ -158,7 +160,8 @@ def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None)
 def cpu_limits(width: int | None, score_rule: ScoreRule | None = None) -> BatchLimits:
     """Return the limits of a batch on a CPU: more tokens for models of a smaller hidden size.
 
-    `width` is the hidden size, if known. `score_rule` is None if scores are not kept in memory.
+    `width` is the hidden size; None, if unknown, counts as `CPU_WIDTH`. `score_rule` is None if
+    attention scores are not kept in memory.
     """
     times = min(CPU_MOST_TIMES, max(1, CPU_WIDTH // (width or CPU_WIDTH)))
     return BatchLimits(
@@ -174,10 +177,10 @@ def largest_batch_bytes(
 ) -> int | None:
     """Estimate the memory of a model's largest batch, in bytes, without the weights.
 
-    This covers one layer's hidden states, in `dtype`, for a batch's maximum number of tokens,
-    and attention scores if kept in memory. `sizes` is the configuration, as in ``config.json``;
-    None is returned if it has no hidden size. Free memory is not considered: on a GPU that has less
-    than the estimate, batches are smaller.
+    This covers one layer's hidden states, inner ones of the feed-forward network included, in
+    `dtype`, for a batch's maximum number of tokens, and attention scores if kept in memory. `sizes`
+    is the configuration, as in ``config.json``; None is returned if it has no hidden size. Free
+    memory is not considered: on a GPU that has less than the estimate, batches are smaller.
     """
     width = state_width(sizes)
     if width is None:
@@ -194,7 +197,7 @@ def largest_batch_bytes(
 class BatchMemory:
     """Measured memory of a model's batches, as a linear function of their numbers of tokens.
 
-    The memory of the weights is not included.
+    The memory of the weights is not included. Raises ValueError for numbers out of range.
     """
 
     fixed_bytes: int = field(metadata={"least": 0})  # bytes that any batch takes
@@ -217,10 +220,11 @@ class BatchMemory:
     def corrected(self, tokens: int, free_bytes: int) -> BatchMemory:
         """Return this measurement, raised if needed, after a batch of `tokens` tokens did not fit.
 
-        `free_bytes` is the free memory after the failure. The planned percentage of measured bytes
-        is raised until a batch of half as many tokens is planned to fill the fraction `GPU_SHARE`
-        of `free_bytes`, but at most to `MOST_SAFETY_PERCENT`. Nothing is raised if the failed batch
-        was planned to take more than `free_bytes`: then something else took memory meanwhile.
+        `free_bytes` is the free memory after the failure. `safety_percent` becomes the number by
+        which a batch of half as many tokens is planned to fill the fraction `GPU_SHARE` of
+        `free_bytes`, but at most `MOST_SAFETY_PERCENT`. It is never lowered. This object itself is
+        returned if the failed batch was planned to take more than `free_bytes`: then something else
+        took memory meanwhile.
         """
         if self.size_bytes(tokens) > free_bytes:
             return self
@@ -238,10 +242,11 @@ def measure_batch_memory(
     """Measure the memory of a model's batches, to plan larger batches from it.
 
     ``probe(rows, width)`` runs a batch of `rows` texts of `width` tokens; ``peak_bytes(action)``
-    runs ``action()`` and returns its peak memory in bytes. Batches of two sizes are run, with at
-    most `PROBE_TOKENS` tokens. Up to that, they are as wide as the longest texts (`widest` tokens),
-    because narrower ones take at most as many bytes per token. A batch that does not fit is halved.
-    Raises the probe's errors, but out-of-memory errors only if a single token does not fit.
+    runs ``action()`` and returns its peak memory in bytes. Two batches are run. The larger has at
+    most `PROBE_TOKENS` tokens, and up to that is as wide as the longest texts (`widest` tokens),
+    because narrower ones take at most as many bytes per token. The smaller has about a quarter of
+    its tokens. If a batch does not fit into memory, the larger is halved, and both are measured
+    anew. Raises the probe's errors, but out-of-memory errors only if a single token does not fit.
     """
     width = min(widest, PROBE_TOKENS)
     rows = PROBE_TOKENS // width
@@ -287,7 +292,9 @@ class Budget:
     """Batch limits of one model in this process, lowered after out-of-memory errors. Thread-safe.
 
     `known` is either constant limits, or the measured memory of batches, from which limits are
-    planned for the free memory of the GPU `memory`. ``save(batch_memory)`` gets each correction.
+    planned for the free memory of the GPU `memory`. `score_rule` is None if attention scores are
+    not kept in memory; constant limits have their own. ``save(batch_memory)`` is called with each
+    correction of the measured memory.
     """
 
     def __init__(
@@ -328,7 +335,10 @@ class Budget:
         return limits
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory."""
+        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
+
+        Measured memory is corrected by the memory that is free now, and saved if that changes it.
+        """
         with self._lock:
             self._failures.add((rows, width))
             if isinstance(self.known, BatchLimits):
@@ -348,9 +358,9 @@ BUDGETS: dict[Hashable, Budget] = {}  # budgets of this process, by the key in `
 class RunLimits:
     """Batch limits of a model during one run over the texts of a partition.
 
-    The model's `Budget` is cached in this process under `key`; ``find()`` makes it the first time.
-    Free memory is read before the first batch, when everything else is already allocated, and again
-    after an out-of-memory error.
+    The model's `Budget` is cached in this process under `key`; the constructor calls ``find()`` to
+    make it, unless it is cached. Free memory is read before the first batch, when everything else
+    is already allocated, and again after an out-of-memory error.
     """
 
     def __init__(self, key: Hashable, find: Callable[[], Budget]) -> None:
@@ -364,7 +374,10 @@ class RunLimits:
         return self._budget.capped(self._limits)
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory."""
+        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
+
+        The record is in the model's `Budget`, so it also affects later runs.
+        """
         self._budget.lower(rows, width)
         self._limits = None
 
@@ -377,9 +390,11 @@ def halve_on_oom(
 ) -> list[Result]:
     """Run a batch's rows from `start` to `stop`, in smaller parts if memory runs out.
 
-    Returns the results of ``step(start, stop)`` in row order. If a number of rows does not fit,
-    ``on_out_of_memory(rows)`` is called after their memory is released, and at most half as many
-    run at once from then on. Raises DocumentTooLargeError if a single row does not fit.
+    ``step(first, end)`` runs the rows from `first` up to `end`, without `end`. Returns a list of
+    the results of the parts in row order; without an error, it is one result. If a part does not
+    fit, ``on_out_of_memory(rows)`` is called with its number of rows after memory is released, and
+    at most half as many run at once from then on. Raises DocumentTooLargeError if a single row does
+    not fit, and other errors of `step` as they are.
     """
     outputs: list[Result] = []
     most_rows = stop - start
@@ -410,7 +425,10 @@ def halve_on_oom(
 
 
 class CudaMemory:
-    """Memory of a GPU, as the driver and torch's allocator report it."""
+    """Memory of a CUDA GPU, as the driver and torch's allocator report it.
+
+    A `device` without an index means torch's current one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         # Some of torch's functions refuse a device without a number.
@@ -433,19 +451,23 @@ class CudaMemory:
         return torch.cuda.get_allocator_backend() != "pluggable"
 
     def held_bytes(self) -> int:
-        """Return the bytes of this process's tensors on the GPU; 0 if torch does not count them."""
+        """Return the bytes of this process's torch tensors on the GPU; 0 unless `is_counted`."""
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
-        """Return the peak bytes of this process's tensors on the GPU since `forget_peak`."""
+        """Return the peak bytes of this process's torch tensors on the GPU since `forget_peak`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
-        """Make torch count the peak bytes of this process's tensors on the GPU anew."""
+        """Reset the peak that `most_held_bytes` returns to the bytes that are held now."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
-        """Return the bytes that torch can still allocate, unused cache and RMM's pool included."""
+        """Return the bytes that torch can still allocate, at least 0.
+
+        They include torch's unused cache or the unused part of RMM's pool, and respect the limits
+        that torch or RMM sets for the process.
+        """
         free, total = torch.cuda.mem_get_info(self.device)
         if not self.is_counted:
             kept, left = _rmm_free_bytes(self.device.index)
@@ -461,8 +483,9 @@ class CudaMemory:
     def peak_bytes(self, action: Callable[[], Any]) -> int:
         """Run ``action()``, and return its peak memory in bytes, above the memory held before.
 
-        The action is run up to three times, until no other thread allocates or frees memory
-        meanwhile; the last run counts in any case. Torch's peak statistics are reset.
+        The action is run up to three times, until torch holds as much memory after it as before:
+        otherwise, another thread has allocated or freed memory. The last run counts in any case.
+        Torch's peak statistics are reset.
         """
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)
@@ -482,7 +505,7 @@ def _rmm_free_bytes(number: int) -> tuple[int, int | None]:
 
     `number` is the GPU's index. The second value is None if there is no limit. Only adaptors around
     a pool report its use; without one, as on a cluster that `get_client` did not start, the pool
-    counts as fully used.
+    counts as fully used. Returns (0, None) if RMM is not imported.
     """
     if "rmm" not in sys.modules:  # another allocator than RMM's
         return 0, None
@@ -524,14 +547,15 @@ def find_budget(
     memory: CudaMemory | None = None,
     folder: Path | None = None,
 ) -> Budget:
-    """Return the budget of a model: constant limits on a CPU, measured or saved memory on a GPU.
+    """Return the budget of a model: measured or saved memory on CUDA, else constant limits.
 
     ``probe(rows, width)`` runs a batch in the same way as later batches; the longest texts have
-    `widest` tokens. A measurement is saved in `folder` (default: `default_folder`) for the `model`
-    (a name and revision), the `precision` (a dtype) and the `path` (how layers run, such as
-    "packed"), but not if `model` is None. If torch does not count the GPU's `memory`, limits are
-    constants. `width` is the hidden size, if known. `score_rule` is None if attention scores are
-    not kept in memory.
+    `widest` tokens. A measurement is saved in `folder` (default: `default_folder`), and read there
+    later, for the `model` (a name and revision), the `precision` (a dtype) and the `path` (how
+    layers run, such as "packed"), but not if `model` is None. If torch does not count the memory of
+    the GPU (`memory`, default: that of `device`), limits are constants. `width`, for limits on a
+    CPU, is the hidden size if known. `score_rule` is None if attention scores are not kept in
+    memory.
     """
     if device.type != "cuda":
         return Budget(cpu_limits(width, score_rule))
@@ -572,7 +596,11 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Return device, memory and versions of libraries by name, for the key of a measurement."""
+    """Return the part of a measurement's key that describes a GPU and the libraries.
+
+    `device_name` and `total_bytes` are the GPU's product name and memory. The other values are the
+    versions of torch, CUDA (or HIP; "" without either), transformers and gpuclassify.
+    """
     import transformers
 
     return {
@@ -586,7 +614,10 @@ def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
 
 
 def default_folder() -> Path:
-    """Return the folder of saved measurements: ``gpuclassify/budgets`` in the user's cache."""
+    """Return the folder of saved measurements: ``gpuclassify/budgets`` in the user's cache.
+
+    The cache is XDG_CACHE_HOME if set, else ~/Library/Caches on macOS and ~/.cache elsewhere.
+    """
     root = "~/Library/Caches" if platform.system() == "Darwin" else "~/.cache"
     root = os.environ.get("XDG_CACHE_HOME") or root
     return Path(root).expanduser() / "gpuclassify" / "budgets"
@@ -596,8 +627,8 @@ class MeasurementFile:
     """Small JSON file that saves a measurement of a model on a device for later processes.
 
     `key` has everything that the measurement depends on, by name. A file that cannot be read, or
-    has other content, counts as missing. Any number of processes may use the same `folder`, which
-    is created when first needed (default: `default_folder`).
+    has another key, counts as missing. Any number of processes may use the same `folder` (default:
+    `default_folder`), which is created when a file is written.
     """
 
     def __init__(self, key: dict[str, str | int], folder: Path | None = None) -> None:
@@ -612,10 +643,10 @@ class MeasurementFile:
         return (self._folder or default_folder()) / name
 
     def read(self, build: Callable[[dict[str, Any]], Result]) -> Result | None:
-        """Return ``build(content)`` for the file's JSON object.
+        """Return ``build(content)`` for the file's JSON object, which also has the item "key".
 
-        Returns None if there is no file of this key, or if `build` raises a LookupError, TypeError
-        or ValueError.
+        Returns None if there is no readable file of this key, or if `build` raises an OSError,
+        RuntimeError, LookupError, TypeError or ValueError.
         """
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
@@ -629,7 +660,10 @@ class MeasurementFile:
             return None
 
     def write(self, **content: object) -> None:
-        """Save JSON values by name, together with the key; errors are only logged."""
+        """Save JSON values by name, together with the key; replace the file atomically.
+
+        OSError and RuntimeError are only logged.
+        """
         try:
             replace_file(self.path, json.dumps({"key": self.key, **content}, indent=1).encode())
         except (OSError, RuntimeError) as err:
@@ -640,11 +674,11 @@ class BudgetFile(MeasurementFile):
     """File that saves the measured memory of a model's batches under a `budget_key`."""
 
     def load(self) -> BatchMemory | None:
-        """Return the saved measurement; None if there is none, or it is of another key."""
+        """Return the saved measurement; None if there is no valid one of this key."""
         return self.read(lambda content: BatchMemory(**content["batch_memory"]))
 
     def save(self, batch_memory: BatchMemory) -> None:
-        """Save `batch_memory`; numbers that are larger in the saved measurement are kept."""
+        """Save the larger of each number in `batch_memory` and in the saved measurement, if any."""
         known = self.load()
         if known is not None:
             pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)

@@ -1,4 +1,7 @@
-"""Trial runs of loaded models on random texts, to find out if padding or packing is safe."""
+"""Trial runs of loaded models on random texts, to find out how their batches may be run.
+
+They show whether padding or packing is safe, and whether the model runs in its precision.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,14 @@ _HALF_PRECISION_TOLERANCE = 0.1
 
 
 class PrecisionError(CheckpointError):
-    """Error raised when a model cannot run in the wanted precision, such as bfloat16."""
+    """Error raised when a model fails, or has NaN or infinite outputs, in the wanted precision."""
 
 
 class ProbedModel(ABC):
     """Base class of a loaded model, with trial runs that find out how its batches may be run.
 
-    A batch is padded, or packed (texts concatenated without padding), only if a model's outputs
-    for random texts do not change by it.
+    Texts of unequal lengths are padded to one batch, or packed (concatenated without padding), only
+    if a model's outputs for random texts do not change by it, up to rounding.
     """
 
     module: nn.Module
@@ -71,15 +74,27 @@ class ProbedModel(ABC):
 
     @abstractmethod
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
-        """Compute the outputs of one batch padded on `side`, float32 (rows, outputs)."""
+        """Compute the outputs of one batch padded on `side`, float32 (rows, outputs).
+
+        A token classifier's are (tokens, outputs), row after row without padding. A batch that
+        `is_packed` is padded on the right, and its layers run without padding.
+        """
 
     @abstractmethod
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Call this model's network, or a copy; return its outputs, float32 (rows, outputs)."""
+        """Call this model's network, or a copy; return its outputs, float32 (rows, outputs).
+
+        `inputs` are tensors by name, such as "input_ids". A token classifier's outputs are (rows,
+        tokens, outputs).
+        """
 
     @torch.inference_mode()
     def check_precision(self) -> None:
-        """Raise PrecisionError if the model fails on a short text, as some do in half precision."""
+        """Raise PrecisionError if the model fails on a short text, as some do in half precision.
+
+        Out-of-memory errors and errors of a broken device are raised unchanged. The values of the
+        outputs are not checked.
+        """
         batch = pad(self.probe([8]), np.zeros(1, dtype=np.int64), self.pad_id)
         try:
             with_memory_released(lambda: self.forward(batch, "right"))
@@ -92,7 +107,10 @@ class ProbedModel(ABC):
             ) from err
 
     def check_range(self) -> None:
-        """Raise PrecisionError if outputs of random texts are not finite in this precision."""
+        """Raise PrecisionError if outputs of random texts are not finite in this precision.
+
+        The texts run once. A float32 model, or one without `identity`, is not checked.
+        """
         if self._overflows:
             raise PrecisionError(f"outputs of random texts are not finite in {self.dtype}")
 
@@ -115,7 +133,9 @@ class ProbedModel(ABC):
 
         BigBird switches to full attention for good after a short text, and some rotary positions
         stretch with the longest row. Such a network is copied for each batch of equally long texts.
-        Raises CheckpointError if the network is not deterministic.
+        False, without a measurement, for a user's own module, a network without a transformers
+        model, and a `DisentangledEncoder`. Raises CheckpointError if a measured network is not
+        deterministic.
         """
         is_own = self.identity is None or _config_of(self.module) is None
         if is_own or fast_encoder(self.module) is not None:
@@ -125,8 +145,9 @@ class ProbedModel(ABC):
     def is_padding_safe(self, side: str) -> bool:
         """Tell whether padding on `side`, "left" or "right", leaves outputs unchanged.
 
-        Measured once per side. Some architectures let padding leak into real tokens, through
-        convolutions or positions counted from the row's end.
+        Measured once per side, by random texts, up to rounding. Some architectures let padding leak
+        into real tokens, through convolutions or positions counted from the row's end. False if the
+        network `adapts_to_length`.
         """
         if self.adapts_to_length:
             return False
@@ -140,8 +161,8 @@ class ProbedModel(ABC):
     def packed_layers(self) -> PackedLayers | DisentangledEncoder:
         """Return the network's layers, ready to run texts concatenated without padding.
 
-        Raises NotPackableError if they cannot, or if outputs of a trial run, made once, differ from
-        padded ones.
+        Raises NotPackableError if they cannot, or if the outputs of packed texts in a trial run,
+        made once, differ from those of texts run alone. A `DisentangledEncoder` needs no trial run.
         """
         if self._packed_layers is None:
             try:
@@ -158,7 +179,10 @@ class ProbedModel(ABC):
 
     @property
     def is_packable(self) -> bool:
-        """Whether the network's layers can run without padding, with equal outputs."""
+        """Whether `packed_layers` returns layers and raises no NotPackableError.
+
+        The first use may make a trial run.
+        """
         with contextlib.suppress(NotPackableError):
             return self.packed_layers() is not None
         return False
@@ -183,7 +207,8 @@ class ProbedModel(ABC):
     def probe(self, lengths: Iterable[int]) -> StagedTokens:
         """Return random tokenized texts on the device, for trial runs.
 
-        `lengths` are numbers of tokens before special tokens are added and long texts truncated.
+        `lengths` are numbers of tokens before special tokens are added and the text is truncated to
+        `max_tokens`. Equal lengths give the same texts each time.
         """
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
@@ -228,13 +253,20 @@ class ProbedModel(ABC):
         return self.are_close(together, torch.cat(single))
 
     def are_close(self, outputs: torch.Tensor, expected: torch.Tensor) -> bool:
-        """Tell whether outputs of a trial run, (rows, outputs), are `expected` up to rounding."""
+        """Tell whether outputs of a trial run, (rows, outputs), are `expected` up to rounding.
+
+        The largest difference may be 1 plus the largest expected magnitude, times 1e-4 in float32
+        or 0.1 in other dtypes. False if a number is NaN.
+        """
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
         return bool((outputs - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
 
 
 def backbone_of(module: nn.Module) -> nn.Module:
-    """Return the transformers model within a network, or the network itself if there is none."""
+    """Return the outermost transformers model within a network, its head included.
+
+    If there is none, the network itself is returned.
+    """
     return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
 
 
@@ -268,7 +300,8 @@ def _makeup_of(module: nn.Module) -> Any:
 def _settings(config: PretrainedConfig | None) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each setting, also of settings within dicts and lists.
 
-    The dicts and lists themselves are not yielded. Items of a list have the list's name.
+    The dicts and lists themselves are not yielded. Items of a list have the list's name. Nothing is
+    yielded if `config` is None.
     """
     pending = [] if config is None else list(config.to_dict().items())
     for name, value in pending:

@@ -101,22 +101,25 @@ def attend(
     scale: float,
     tuning: tuple[Any, ...],
 ) -> torch.Tensor:
-    """Compute attention within texts, in the shape of the queries.
+    """Compute attention within texts, in the shape of the queries; tokens in no block get zeros.
 
     Parameters
     ----------
     states : three tensors, shape (1, heads, tokens, head size)
-        Queries, keys and values, with equal strides, and stride 1 along the head size.
+        Queries, keys and values, of concatenated texts, with equal strides, and stride 1 along the
+        head size.
     terms : two tensors, shape (heads, tokens, positions), or None
         Relative-position terms of queries and of keys, scaled. None if the layer has no such term.
     indices : tensor of int32, shape (2 * width - 1,)
-        Position of each distance from key to query, ``1 - width`` to ``width - 1``.
+        Position of each distance from key to query, ``1 - width`` to ``width - 1``, where ``width``
+        is the length of the longest text in tokens.
     blocks : tensor of int32, shape (blocks, 3)
-        First query of each block, and the first token and the end of its text.
+        Token offsets: the first query of each block, and the first token and the end of its text.
+        A block ends with its text, or after the number of queries in `tuning`.
     scale : float
         Factor of products of queries and keys.
     tuning : tuple
-        Queries of a block, keys of a tile, warps and stages.
+        Queries of a block, keys of a tile, warps and stages; further items are not read.
     """
     query, (rows, columns, warps, stages) = states[0], tuning[:4]
     _, heads, tokens, head_size = query.shape

@@ -51,7 +51,7 @@ def reference_forward() -> contextlib.AbstractContextManager[None]:
 
 
 def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
-    """Return the DeBERTa encoder within `module` that runs our faster code; None if none does."""
+    """Return the first `DisentangledEncoder` within `module`; None if there is none."""
     parts = module.modules()
     return next((part for part in parts if isinstance(part, DisentangledEncoder)), None)
 
@@ -104,9 +104,10 @@ class PositionTables:
 
 
 class DisentangledAttention:
-    """DeBERTa's attention within texts that are concatenated without padding, for all layers.
+    """DeBERTa's attention within texts that are concatenated without padding.
 
-    `layout` has the texts' offsets, and `positions` the table index of each distance of tokens.
+    One object serves one batch, in all layers. `layout` has the texts' offsets, and `positions` the
+    table index of each distance of tokens.
     """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
@@ -121,8 +122,9 @@ class DisentangledAttention:
         """Compute attention within each text, (1, queries, heads * head size).
 
         `states` are queries, keys and values, each (1, heads, tokens, head size). Queries belong to
-        all tokens, or only to first tokens. `scale` applies to the products of queries and keys;
-        `tables` are scaled already.
+        all tokens, or only to the first token of each text. `tables` are the layer's projections of
+        relative positions, not ordered by distance, and scaled already. `scale` applies to the
+        products of queries and keys.
         """
         dtype = states[0].dtype
         tables = tables.ordered(self.positions)
@@ -151,9 +153,10 @@ def _attend_texts(
 ) -> torch.Tensor:
     """Compute attention within padded texts; return it as (texts, heads, queries, head size).
 
-    `states` are queries, keys and values, each (texts, heads, tokens, head size). `tables` come
-    from `PositionTables.ordered`. `is_token`, (texts, tokens), is False for padding; it is None if
-    there is no padding.
+    `states` are queries, keys and values, each (texts, heads, tokens, head size). Queries may
+    belong to each text's first token only. `tables` come from `PositionTables.ordered`. `is_token`,
+    (texts, tokens), is False for padding; it is None if there is no padding. `scale` applies to the
+    products of queries and keys.
     """
     query, key, _ = states
     context = query.transpose(1, 2).new_empty(query.transpose(1, 2).shape).transpose(1, 2)
@@ -189,8 +192,8 @@ def _relative_scores(
     """Return the sum of the relative-position terms of scores, (heads, texts, queries, keys).
 
     The caller adds it to the scaled products of queries and keys. It is 0 if both tables are None.
-    `query` and `key` are (heads, texts, tokens, head size); `tables` come from
-    `PositionTables.ordered`.
+    `query` and `key` are (heads, texts, tokens, head size); queries may belong to each text's first
+    token only. `tables` come from `PositionTables.ordered`.
     """
     scores = query.new_empty(*query.shape[:3], key.shape[2])
     write: Callable[..., torch.Tensor] = torch.Tensor.copy_
@@ -233,8 +236,9 @@ class DisentangledEncoder(DebertaV2Encoder):
     """DeBERTa-v2's encoder for inference, in place of transformers' class in a loaded model.
 
     Layers run on the concatenated tokens of all texts. The relative-position tables are projected
-    once and cached while the weights stay the same. In training or under autocast, and with
-    arguments that it does not know, transformers' own forward runs.
+    once and cached while the weights stay the same. transformers' own forward runs in training,
+    with gradients enabled, under autocast, on the meta device, within `reference_forward`, for
+    arguments that it alone knows, and for masks with padding between the tokens of a row.
     """
 
     # Whether the last layer runs only each text's first token, and returns this token's state for
@@ -257,7 +261,8 @@ class DisentangledEncoder(DebertaV2Encoder):
 
         Arguments and result are those of transformers' class: `hidden_states` are (rows, width,
         size), and the mask, (rows, width), is 1 for a token and 0 for padding on one side of a row.
-        With `is_first_enough`, all tokens of a row get its first token's state in the last layer.
+        With `is_first_enough`, all tokens of a row get its first token's state in the last layer,
+        if there are several layers. transformers' own forward may run: see the class.
         """
         is_plain = attention_mask.dim() == 2 and not output_attentions
         is_plain &= query_states is None and relative_pos is None
@@ -309,7 +314,10 @@ class DisentangledEncoder(DebertaV2Encoder):
     def _states(
         self, embedded: torch.Tensor, attention_mask: torch.Tensor, layout: Layout
     ) -> list[torch.Tensor]:
-        """Run all layers; return the embedding and each layer's output, (rows, width, size)."""
+        """Run all layers; return the embedding and each layer's output, (rows, width, size).
+
+        For layers that `current_states` skips, the embedding is a placeholder of the output.
+        """
         # One position has a single distance, for which a compiler would make another kernel.
         width = max(layout.width, 2)
         attention = self.attention_type(layout, self._positions(width, embedded.device))
@@ -386,7 +394,8 @@ def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | 
     """Return a DeBERTa layer's linear projections of relative positions, to keys and to queries.
 
     Positions projected to keys are multiplied with queries (content to position), and vice versa.
-    `attention` is the self-attention module. A projection is None if there is no such term.
+    `attention` is the self-attention module. A projection is None if the attention has no such
+    term.
     """
     is_shared, types = attention.share_att_key, attention.pos_att_type
     key, query = (

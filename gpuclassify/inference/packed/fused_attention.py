@@ -52,7 +52,8 @@ FUSED_HALF_TOLERANCE = 0.02
 class Kernel(NamedTuple):
     """Choice of a kernel of attention (`is_own`), and its block sizes, warps and stages.
 
-    `query_tokens` and `key_tokens` are a block's queries and keys. 0 leaves a number to torch.
+    `query_tokens` and `key_tokens` are a block's queries and keys. 0 leaves a number to torch,
+    which only the kernel of flex_attention allows.
     """
 
     query_tokens: int = 0
@@ -84,9 +85,11 @@ def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
     """Speed up each DeBERTa-v2 encoder within `module`, by changing its class.
 
     The new class, `DisentangledEncoder`, runs without padding. Weights and their names do not
-    change. An encoder whose outputs would differ from transformers' keeps its class, with a warning
-    in the log. The module must be on the device where it will run. `is_first_enough` means that
-    only each row's first token of the last states is read.
+    change. An encoder whose outputs would differ from transformers', or that has no relative
+    attention, keeps its class; the former is logged as a warning. On a GPU, the fastest kernel of
+    attention is measured. The module must be on the device where it will run. `is_first_enough`
+    means that only each row's first token of the last states is read; it is always set for
+    transformers' sequence classifiers.
     """
     for encoder in module.modules():
         if type(encoder) is DebertaV2Encoder and encoder.relative_attention:
@@ -108,7 +111,8 @@ def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
 def _agrees_with_transformers(encoder: DisentangledEncoder) -> bool:
     """Tell whether the encoder's first layers have the same outputs as with transformers' forward.
 
-    They run two rows of random states in float64, where rounding hides no difference.
+    A copy of them runs two rows of random states on the CPU in float64, where rounding hides no
+    difference.
     """
     first = _first_layers(encoder).to("cpu", torch.float64)
     states, mask = _random_rows(first, _CHECKED_LENGTHS)
@@ -129,8 +133,9 @@ def _random_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random hidden states of texts with these lengths, and their attention mask.
 
-    The shapes are (rows, width, size) and (rows, width). `encoder` determines size, device and
-    dtype.
+    `lengths` are in tokens; shorter texts are padded on the right. The shapes are (rows, width,
+    size) and (rows, width). `encoder` determines size, device and dtype of the states. Equal
+    arguments give equal states.
     """
     weight = encoder.rel_embeddings.weight
     shape = (len(lengths), max(lengths), weight.shape[1])
@@ -163,8 +168,9 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
     """Return the fastest kernel for fused attention; None if `DisentangledAttention` is faster.
 
     `key` is a tuple of the device, the dtype, the number of heads, the head size, and whether the
-    layers have each of the two relative-position terms. On a GPU the choice is saved, so that later
-    processes compile and check only that kernel.
+    layers have each of the two relative-position terms. On a GPU the choice is saved if no kernel
+    raised an error, so that later processes compile and check only that kernel. On another device,
+    only flex_attention with its own sizes is tried.
     """
     device, dtype, *shape = key
     if device.type != "cuda":
@@ -272,8 +278,8 @@ class FusedAttention(DisentangledAttention):
     """DeBERTa's attention by one kernel for all texts of a batch at once.
 
     The kernel is torch's flex_attention, or `deberta_kernel` if that was measured to be faster.
-    Tokens are padded to whole blocks, so that one compilation serves batches of every size. Pairs
-    of blocks without a common text are skipped.
+    One object serves one batch. Tokens are padded to whole blocks, so that one compilation serves
+    batches of every size. Pairs of blocks without a common text are skipped.
     """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
@@ -302,8 +308,9 @@ class FusedAttention(DisentangledAttention):
 
         The result is that of `DisentangledAttention`, up to rounding, which itself computes it if
         queries belong to first tokens only. `states` are queries, keys and values, each (1, heads,
-        tokens, head size). `tables` are the layer's projections of relative positions, scaled.
-        `scale` applies to the products of queries and keys.
+        tokens, head size), padded by `pad`; so is the result. `tables` are the layer's projections
+        of relative positions, not ordered by distance, and scaled. `scale` applies to the products
+        of queries and keys.
         """
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
@@ -328,7 +335,8 @@ class FusedAttention(DisentangledAttention):
     def _own_blocks(self, kernel: Kernel) -> torch.Tensor:
         """Return each block's first query, and its text's first token and end, int32 (blocks, 3).
 
-        A block never crosses a text. The table is computed once for all layers.
+        These are token offsets. A block has at most ``kernel.query_tokens`` queries, all of one
+        text. The table is computed once for all layers.
         """
         rows = kernel.query_tokens
         if rows not in self._blocks:
@@ -369,9 +377,9 @@ def _attend(
 
     Returns (1, heads, tokens, head size), the shape of `query`, `key` and `value`. `query_terms`
     and `key_terms` are (heads, tokens, positions), or None if the layer has no such term. `indices`
-    maps a distance, shifted by `farthest`, to a position. `scale` applies to the products of
-    queries and keys, and `mask` is the block mask that keeps texts separate. `options` tune the
-    kernel.
+    maps a distance from key to query, plus `farthest`, to a position. `scale` applies to the
+    products of queries and keys, and `mask` is the block mask that keeps texts separate. `options`
+    tune the kernel.
     """
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -19,9 +19,10 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def shortest_share(device: torch.device) -> float:
-    """Return the smallest ratio of lengths of two texts that may share one call of attention.
+    """Return the smallest ratio of the shortest to the longest text in one call of attention.
 
-    On a CPU only equally long texts do. On a GPU, fewer kernel launches are worth some padding.
+    Lengths are in tokens. On a CPU, the ratio is 1: only equally long texts share a call. On a GPU,
+    fewer kernel launches are worth some padding.
     """
     return 1.0 if device.type == "cpu" else _GPU_SHORTEST_SHARE
 
@@ -30,18 +31,21 @@ def shortest_share(device: torch.device) -> float:
 class TextGroup:
     """Consecutive texts of a batch, padded to the longest one for a shared call of attention."""
 
-    start: int  # range of the texts' tokens in the row of all tokens
+    start: int  # range of the texts' tokens in the row of all tokens, without `stop`
     stop: int
     texts: int  # number of texts
-    # Token index of every position, int64 (texts, width); padding repeats a token. None if all
-    # texts have equal lengths.
+    # Token index of every position, int64 (texts, width); padding has indices of other tokens of
+    # the group. None, as are the other two, if all texts have equal lengths.
     indices: torch.Tensor | None = None
     is_token: torch.Tensor | None = None  # False for padding, bool (texts, width)
     # Flat positions that hold tokens, int64 (tokens,). Computing them on a GPU would wait for it.
     token_indices: torch.Tensor | None = None
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
-        """Select from (1, heads, tokens, size) these texts' states, (texts, heads, width, size)."""
+        """Select from (1, heads, tokens, size) these texts' states, (texts, heads, width, size).
+
+        Positions of padding, where `is_token` is False, have states of other tokens.
+        """
         if self.indices is not None:
             return states[0][:, self.indices].transpose(0, 1)
         rows = states[0, :, self.start : self.stop]
@@ -67,7 +71,7 @@ class Layout:
     device : torch.device
         Device of the index tensors.
     first_columns : ndarray of int64, shape (texts,), optional
-        First column of each text, if texts are padded on the left.
+        First column of each text, if texts are padded on the left. Default: column 0.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Layout:
         columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
         self.calls = 0  # number of layers that have run on this layout
         self.attention: str | None = None  # name of the attention function that ran last
-        self.is_tried = False  # True in a trial run, which is compared with padded runs
+        self.is_tried = False  # True in a trial run, which is compared with runs of single texts
         self.may_use_varlen = True  # `varlen_attn` is torch's attention over all texts at once
         self._device = device
         self._shape = (len(lengths), width)
@@ -96,7 +100,8 @@ class Layout:
     def from_mask(cls, mask: torch.Tensor) -> Layout | None:
         """Return the layout of a padded batch, or None if there is padding between a row's tokens.
 
-        `mask`, (texts, width), is 1 for a token, 0 for padding. An empty row counts as one token.
+        `mask`, (texts, width), is 1 for a token, 0 for padding. An empty row counts as one token,
+        in the first column. Reading the mask waits for a GPU.
         """
         is_token = mask.cpu().numpy().astype(bool)
         lengths = np.maximum(is_token.sum(1), 1)
@@ -129,24 +134,34 @@ class Layout:
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
         """Return states without padding, (1, tokens, size), as padded states, (texts, width, size).
 
-        Padding is zeros. Padding that a kernel needs after the last token is dropped.
+        Texts are in the padded batch's order. Padding is zeros. States after the last token, which
+        some kernels need as padding, are dropped.
         """
         padded = states.new_zeros(*self._shape, states.shape[-1])
         padded[self._rows, self._columns] = states[0, : len(self._rows)]
         return padded
 
     def first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Select from (1, tokens, size) the state of each text's first token, (1, texts, size)."""
+        """Select from (1, tokens, size) the state of each text's first token, (1, texts, size).
+
+        Texts are in the order of `lengths`, longest first.
+        """
         return states[:, self.ends[:-1]]
 
     def spread_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Repeat first tokens' states, (1, texts, size), for all columns: (texts, width, size)."""
+        """Repeat first tokens' states, (1, texts, size), for all columns: (texts, width, size).
+
+        The result is in the padded batch's order, and is not to be written to.
+        """
         by_row = torch.empty_like(states[0])
         by_row[self._rows[self.ends[:-1]]] = states[0]
         return by_row[:, None].expand(-1, self._shape[1], -1)
 
     def unpack_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad first tokens' states, (1, texts, size), with NaN to (texts, width, size)."""
+        """Pad first tokens' states, (1, texts, size), with NaN to (texts, width, size).
+
+        The result is in the padded batch's order. All tokens but the first of each text are NaN.
+        """
         padded = states.new_full((*self._shape, states.shape[-1]), torch.nan)
         first = self.ends[:-1]
         padded[self._rows[first], self._columns[first]] = states[0]

@@ -3,7 +3,7 @@
 Before the first layer, a batch of padded rows is packed: its real tokens are concatenated into one
 row. After the last layer it is unpacked. So embeddings, pooling and heads need no change. The
 layers are transformers' own, with an attention function that keeps the texts separate. Before the
-first use of a model, packed and padded outputs are compared.
+first use of a model, outputs of packed texts are compared with those of texts that run alone.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _WITHOUT_EFFECT = {
 }
 # Longest text (in tokens) for attention by matrix products, and most scores in memory at once.
 _MOST_BY_PRODUCTS, _MOST_SCORES = 1_024, 1 << 24
-# Largest root mean square of differences between packed and padded runs, relative to the outputs
-# and to the spread of token states.
+# Largest root mean square of differences between packed texts and texts that run alone, relative to
+# the outputs and to the spread of token states.
 _TOLERANCE = 1e-4
 _HALF_PRECISION_TOLERANCE = 0.1
 # Largest rounding error relative to the states' size, for tokens whose states hardly differ.
@@ -71,7 +71,9 @@ class NotPackableError(ValueError):
 class PackedLayers:
     """Layers of the transformers model within a network, run on real tokens only.
 
-    Raises NotPackableError if the model has no list of layers.
+    `layers` is the first list of modules in the first transformers model. `find_packed_layers`
+    makes an object that is ready to use; the constructor makes no trial run. Raises
+    NotPackableError if the model has no list of layers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -83,7 +85,7 @@ class PackedLayers:
         # The head reads first tokens only. After attention, the last layer then runs no other
         # tokens, whose states become NaN.
         self.is_first_enough = False
-        self.is_tried = True  # True in trial runs, which are compared with padded runs
+        self.is_tried = True  # True in trial runs, which are compared with runs of single texts
         self.may_use_varlen = True  # `varlen_attn` is torch's attention over all texts at once
         self._changed_layers = SharedContext(self._change_layers)
         self.attention: str | None = None  # name of torch's attention function in the last batch
@@ -95,7 +97,9 @@ class PackedLayers:
     def running(self, lengths: np.ndarray, width: int, device: torch.device) -> Iterator[None]:
         """Make the network's next forward run its layers without padding, within the block.
 
-        The batch's texts have `lengths` tokens, and are padded on the right to `width`.
+        One block serves one batch. The batch's texts have `lengths` tokens, int64 (texts,), and are
+        padded on the right to `width`. After the block, the attribute `attention` has the name of
+        the attention function that ran.
         """
         layout = Layout(lengths, width, device)
         layout.is_tried, layout.may_use_varlen = self.is_tried, self.may_use_varlen
@@ -109,7 +113,8 @@ class PackedLayers:
     def _change_layers(self) -> Iterator[None]:
         """Pack tokens before the first layer, and unpack them after the last one, by hooks.
 
-        All threads share the hooks. Each has its own batch, with its offsets in `current_layout`.
+        The model's attention function is replaced by `packed_attention`. All threads share the
+        changes. Each has its own batch, with its offsets in `current_layout`.
         """
         with contextlib.ExitStack() as stack:
             for config in self._configs:
@@ -146,8 +151,9 @@ class PackedLayers:
     def watching(self) -> Iterator[list[torch.Tensor]]:
         """Yield a list that collects the output of each layer run in the ``with`` block.
 
-        There is one output per call of a layer, in the order of calls. Outputs are padded, (rows,
-        width, size), but during `running` only the last one is; others are (1, tokens, size).
+        There is one output per call of a layer, in the order of calls; of a tuple, its first item.
+        Outputs are padded, (rows, width, size). Within a block of `running`, only the last one is;
+        the others are (1, tokens, size).
         """
         seen: list[torch.Tensor] = []
 
@@ -197,11 +203,12 @@ def packed_attention(
     """Compute attention within each text, as an attention function of transformers.
 
     `query`, `key` and `value` are (1, heads, tokens, head size), with the tokens of all texts
-    concatenated; the offsets of the texts are in `current_layout`. If `is_causal` is None,
-    `module`, the layer's attention, decides. `scaling` applies to the products of queries and keys.
-    With a `sliding_window`, a token only attends to tokens less than that many positions away.
-    Returns (1, tokens, heads, head size), and None for the weights. Raises NotImplementedError for
-    a mask, dropout, or another argument that is not supported.
+    concatenated; the offsets of the texts are in `current_layout`. Keys and values may have fewer
+    heads. If `is_causal` is None, `module`, the layer's attention, decides by its attribute of that
+    name, or else it is True. `scaling` (default: the head size to the power -0.5) applies to the
+    products of queries and keys. With a `sliding_window`, a token only attends to tokens less than
+    that many positions away. Returns (1, tokens, heads, head size), and None for the weights.
+    Raises NotImplementedError for a mask, dropout, or another argument that is not supported.
     """
     unknown = {name for name, argument in others.items() if argument is not None} - _WITHOUT_EFFECT
     if unknown or attention_mask is not None or dropout:
@@ -255,7 +262,9 @@ def _attend_by_products(
     """Compute attention by matrix products and a softmax, with sums in float32.
 
     In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as in
-    transformers' eager attention.
+    transformers' eager attention. States and result are (texts, heads, width, head size). `mask`
+    comes from `_mask`. `scale` applies to the products of queries and keys; None means the head
+    size to the power -0.5.
     """
     texts = max(1, _MOST_SCORES // (query.shape[1] * query.shape[2] ** 2))
     if len(query) > texts:
@@ -342,12 +351,14 @@ def find_packed_layers(
     lengths: np.ndarray,
     forward: Forward,
 ) -> PackedLayers:
-    """Return a network's packed layers, if a trial run has equal outputs packed and padded.
+    """Return a network's packed layers, if packed texts have the outputs of texts that run alone.
 
-    `lengths` are the numbers of tokens of the trial's texts, padded on the right. ``forward(rows)``
-    runs rows of that batch, a single row without padding, and returns outputs (texts, outputs).
-    Raises NotPackableError if the outputs or the last layer's states differ when texts are packed,
-    or if a layer cannot run packed.
+    `lengths` are the numbers of tokens of the trial's texts. ``forward(rows)`` runs a slice of
+    these texts, padded on the right to their longest, and returns outputs (texts, outputs) or, of a
+    token classifier, (tokens, outputs). Raises NotPackableError if the network has no list of
+    layers, if the outputs or the last layer's states differ beyond rounding when texts are packed,
+    or if a layer cannot run packed. Raises out-of-memory errors and errors of a broken device, too.
+    The result's `is_first_enough` is True if that changes no outputs in another trial run.
     """
     packed = PackedLayers(module)
     is_single = dtype == torch.float32
@@ -393,8 +404,9 @@ def _run_alone(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Run each of a batch's `texts` texts alone, by ``forward(slice(row, row + 1))``.
 
-    Returns all outputs, (texts, outputs), and a list of the last layer's output for each text,
-    (tokens, size). Also sets ``packed.calls``, the number of layer calls in one run.
+    Returns all outputs, (texts, outputs) or, of a token classifier, (tokens, outputs), and a list
+    of the last layer's output for each text, (tokens, size). Also sets ``packed.calls``, the number
+    of layer calls in one run. Raises NotPackableError if there are none.
     """
     outputs, states = [], []
     for row in range(texts):
