@@ -1,1 +1,1 @@
-"""Descriptions of checkpoints, and torch modules with their tensors; read `checkpoint.py` first."""
+"""Checkpoints: descriptions, torch modules with weights, tokenizers; read `checkpoint.py` first."""

@@ -130,8 +130,9 @@ KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
 def checking_values(owner: object) -> Iterator[None]:
     """Convert errors that wrong values in a model's files cause in the block to CheckpointError.
 
-    The files can hold any JSON value anywhere, and most are not checked before use. `owner` is the
-    model's name or file, for the message.
+    The files can hold any JSON value anywhere, and most are not checked before use.
+    ArithmeticError, AttributeError, LookupError, RecursionError and TypeError are converted; other
+    errors pass. `owner` is the model's name or file, for the message.
     """
     try:
         yield
@@ -163,7 +164,8 @@ class SentenceModel:
     def prompt(self, name: str | None = None) -> str:
         """Return the text of the prompt called `name`; without a name, of the default prompt.
 
-        Returns "" if there is neither. Raises ValueError for an unknown name.
+        Returns "" if there is neither a name nor a default prompt. Raises ValueError for an unknown
+        name.
         """
         name = name or self.default_prompt
         prompts = dict(self.prompts)
@@ -182,8 +184,8 @@ class SentenceModel:
 class Checkpoint:
     """Description of a model at a pinned revision: architecture, labels and sizes, but no weights.
 
-    Read from the model's ``config.json``. Small, immutable and equal for equal models, so that it
-    can be sent to workers and hashed.
+    Read from the model's ``config.json`` and other small files. Small, immutable and equal for
+    equal models, so that it can be sent to workers and hashed.
     """
 
     identity: Identity
@@ -191,8 +193,10 @@ class Checkpoint:
     # Labels in id order, of the first head if there are several. Empty for a custom module whose
     # configuration names none.
     labels: tuple[str, ...]
-    problem_type: str  # a `ProblemType`, or "embedding"
-    config_json: str  # the model's ``config.json``
+    problem_type: str  # a `ProblemType`, "token_classification" or "embedding"
+    # The model's ``config.json``. For a LoRA adapter it is the base model's, with the number of
+    # labels of the adapter; for the layout `STATIC`, the size of the table of token vectors.
+    config_json: str
     backbone_json: str | None = None  # the backbone's ``config.json``, if the model's has no sizes
     # Name and number of outputs of each head, for `POOLED_HEADS`.
     heads: tuple[tuple[str, int], ...] = ()
@@ -206,19 +210,29 @@ class Checkpoint:
 
     @property
     def output_count(self) -> int:
-        """Number of outputs of the network for one text; 0 if unknown before the network is run."""
+        """Number of outputs of the network for one text or, of a token classifier, one token.
+
+        0 for an embedding model, and if it is unknown before the network is run.
+        """
         return sum(size for _, size in self.heads) or len(self.labels)
 
     @property
     def embedding_width(self) -> int | None:
-        """Number of dimensions of an embedding; None if the configuration does not state it."""
+        """Number of dimensions of an embedding, after truncation.
+
+        None if the configuration does not state it.
+        """
         sentence = self.sentence or SentenceModel()
         width = sentence.width or state_width(self.sizes)
         return width and min(width, sentence.truncate_dim or width)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Parsed ``config.json`` of the model."""
+        """Parsed `config_json`, as a new dict.
+
+        It is the model's ``config.json``, or that of an adapter's base model, or the size of a
+        static model's table of token vectors.
+        """
         return json.loads(self.config_json)
 
     @property
@@ -226,7 +240,8 @@ class Checkpoint:
         """The network's configuration in transformers' format, used to build the network.
 
         If the model's ``config.json`` names a backbone in place of sizes, it is the backbone's
-        configuration. Raises CheckpointError if transformers' classes do not support a setting.
+        configuration. For a user's own module, it is the ``config.json`` as it is. Raises
+        CheckpointError if transformers' classes do not support a setting, or weights are quantized.
         """
         sizes = json.loads(self.backbone_json or self.config_json)
         return sizes if self.layout == OWN_MODULE else network_sizes(sizes, self.identity.name)
@@ -236,8 +251,8 @@ class Checkpoint:
 class OwnModule:
     """Functions that build a user's own network, and optionally its tokenizer.
 
-    They come from the user or from a subclass of a classifier. The network is used in place of the
-    one that ``config.json`` describes.
+    They come from the user or from a subclass of a classifier. The network replaces the one that
+    ``config.json`` describes, and the tokenizer, if any, the one in the model's files.
     """
 
     # Builds the module, with random weights, from the parsed ``config.json``.
@@ -258,9 +273,11 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Return a description of the text classifier at `identity`, read from its ``config.json``.
 
-    `base_model` and `problem_type` override the checkpoint's own. With `has_own_module`, the user
-    builds the network, so the configuration may hold anything. Raises CheckpointError for models
-    that are no text classifiers.
+    `base_model` overrides the base model named by a checkpoint that has no sizes itself. A
+    `problem_type` overrides the checkpoint's, except for several heads (`POOLED_HEADS`) and
+    Celadon. With `has_own_module`, the user builds the network, so ``config.json`` may hold
+    anything or be missing, and `base_model` is not read. Raises CheckpointError for models that are
+    no text classifiers, and for a `base_model` of a model with its own sizes and tokenizer.
     """
     if has_own_module:
         config = hub.read_json(identity, "config.json", cache_dir=cache_dir) or {}
@@ -324,10 +341,11 @@ def is_model2vec(config: Mapping[str, Any]) -> bool:
 
 
 def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | None) -> None:
-    """Raise CheckpointError if a configuration states more layers or labels than the weights have.
+    """Raise CheckpointError if a configuration states more layers or labels than weights can have.
 
     The network is built before it is compared with the weights, and a wrong number could take all
-    memory. The weights' headers are read only if a number is unusually large.
+    memory. Numbers up to 1,000 pass. For larger ones, the weights' headers are read: there must be
+    as many tensors as layers, and a dimension as large as the number of labels.
     """
     stated = {name: sizes.get(name) for name in (*_COUNTS_OF_LAYERS, "num_labels")}
     for name, count in stated.items():
@@ -347,8 +365,9 @@ def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | N
 def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return a classifier's labels, ordered by id, from ``id2label`` or ``label2id`` in `config`.
 
-    As in transformers, labels are converted to strings and may be equal. Raises CheckpointError
-    unless the ids are 0 to n - 1. `name` is the model's name, for messages.
+    ``label2id`` is read only if ``id2label`` is missing or empty. As in transformers, labels are
+    converted to strings and may be equal. Raises CheckpointError unless the ids are 0 to n - 1, for
+    n labels, at least one. `name` is the model's name, for messages.
     """
     by_label, by_number = config.get("label2id"), config.get("id2label")
     if not by_number and not by_label:
@@ -397,7 +416,10 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def check_ids(checkpoint: Checkpoint, backend: Tokenizer) -> None:
-    """Raise CheckpointError if the model lacks an embedding for any of a tokenizer's token ids."""
+    """Raise CheckpointError if the model lacks an embedding for any of a tokenizer's token ids.
+
+    Nothing is checked for a user's own module, or if the configuration states no ``vocab_size``.
+    """
     rows = None if checkpoint.layout == OWN_MODULE else checkpoint.sizes.get("vocab_size")
     ids = backend.get_vocab()
     token = max(ids, key=ids.__getitem__, default="")
@@ -436,7 +458,8 @@ def _sequence_classifier(
 def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -> Checkpoint:
     """Return a description of the token classifier at `identity`, saved by transformers.
 
-    Raises CheckpointError for models whose heads do not label tokens.
+    Raises CheckpointError for models whose heads do not label tokens. A model whose ``config.json``
+    names no architecture is accepted.
     """
     config = read_required_json(identity, "config.json", "is no saved model", cache_dir)
     architectures = [str(name) for name in config.get("architectures") or ()]
@@ -475,7 +498,9 @@ def _adapted_classifier(
     """Describe a classifier that is a LoRA adapter at `identity` on a base model.
 
     `adapter` is its parsed ``adapter_config.json``. `base_model` overrides the base model named
-    there, and `problem_type` the one in the base model's ``config.json``; None: no override.
+    there, and `problem_type` the one in the base model's ``config.json``; None: no override. Labels
+    are the base model's if their number fits, else "LABEL_0" and so on. Raises CheckpointError if
+    it is no LoRA adapter with a single last layer for text classification.
     """
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
@@ -508,10 +533,10 @@ def find_tokenizer(
 ) -> Checkpoint:
     """Return the checkpoint, with `tokenizer` set to its base model if it has no tokenizer itself.
 
-    A checkpoint names its base model if it was saved as a plain torch module or adapter. Others are
-    returned unchanged, without a look for a tokenizer, unless `base_model` is passed. `base_model`
-    overrides the one in ``config.json``. Raises CheckpointError if there is neither a tokenizer nor
-    the name of a base model.
+    Only checkpoints of the layouts `LINEAR_HEAD` and `OWN_MODULE` and LoRA adapters may lack a
+    tokenizer. Others are returned unchanged, without a look for a tokenizer, unless `base_model` is
+    passed. `base_model` overrides the one in ``config.json``; an adapter's is already in ``base``.
+    Raises CheckpointError if there is neither a tokenizer nor a base model whose name has a slash.
     """
     names_base = checkpoint.layout in (LINEAR_HEAD, OWN_MODULE) or checkpoint.base is not None
     if not (names_base or base_model is not None):
@@ -542,8 +567,8 @@ def _with_base_model(
     """Return a description of a model whose ``config.json`` names a base model instead of sizes.
 
     The network's sizes are read from the base model's ``config.json``. `config` is the model's own;
-    `base_model` overrides the one named in it, unless it is None. `layout` tells which head the
-    network has: `POOLED_HEADS` or `LINEAR_HEAD`.
+    `base_model`, unless it is None, overrides the one named in it. `layout` tells which head the
+    network has: `POOLED_HEADS` or `LINEAR_HEAD`. The problem type is always a single label.
     """
     # Heads are in the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
@@ -572,7 +597,8 @@ def read_backbone(
     It is looked for in a folder of the checkpoint `identity` (None: not there), then among known
     backbones, then as a directory or on the Hub, at `revision` (None: the main branch). There are
     no default sizes, because tensor shapes do not reveal every wrong size, such as the number of
-    attention heads.
+    attention heads. Raises CheckpointError if the base model has no ``config.json``, and errors of
+    `hub.resolve`, with a note, if it is not found.
     """
     if identity is not None and "/" not in base_model:
         own = hub.read_json(identity, f"{base_model}/config.json", cache_dir=cache_dir)
@@ -637,7 +663,10 @@ def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def is_published_gte(config: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration has the format of published GTE models, not of `GteConfig`."""
+    """Tell whether a configuration has the format of published GTE models, not of `GteConfig`.
+
+    False for models other than GTE.
+    """
     return config.get("model_type") in ("new", "gte") and "rope_parameters" not in config
 
 
@@ -681,7 +710,10 @@ def state_width(sizes: Mapping[str, Any]) -> int | None:
 
 
 def first_size(sizes: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the value of the first of `names` that a configuration sets; None if it sets none."""
+    """Return the value, an int, of the first of `names` that a configuration sets.
+
+    A null counts as not set. Returns None if it sets none.
+    """
     return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)
 
 

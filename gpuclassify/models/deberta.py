@@ -37,7 +37,7 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
     It has the layout of ``nvidia/domain-classifier``, ``nvidia/multilingual-domain-classifier``,
     ``nvidia/quality-classifier-deberta`` and ``nvidia/content-type-classifier-deberta``: tensors
     ``model.*``, ``fc.weight`` and ``fc.bias``, without pooler or activation. ``save_pretrained``
-    writes a checkpoint that every classifier of this package reads.
+    writes a checkpoint that ``DistributedDataClassifier`` and the four models' own classes read.
 
     Parameters
     ----------
@@ -46,6 +46,12 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         ``fc_dropout``, the probability while training (default 0).
     backbone : nn.Module, optional
         A transformers encoder. Default: one of the base model's sizes with random weights.
+
+    Raises
+    ------
+    CheckpointError
+        If `config` has no ``base_model`` or no labels, repeats a label, or has other ids than 0 to
+        n - 1.
 
     Examples
     --------
@@ -80,9 +86,10 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
     def save_pretrained(self, save_directory: str | Path, **settings: Any) -> str | None:
         """Save to a directory like `huggingface_hub.PyTorchModelHubMixin`, but atomically.
 
-        All files of an earlier save are replaced at once; an existing model card (README.md) stays.
-        `settings` go to the mixin's method, whose result is returned: the URL of the commit if the
-        model is pushed to the Hub, else None.
+        The new files replace those of an earlier save at once. An existing model card (README.md)
+        and files with other names stay. `settings` go to the mixin's method, whose result is
+        returned: the URL of the commit if the model is pushed to the Hub, else None. The default of
+        its ``repo_id`` is the directory's name.
         """
         directory = Path(save_directory)
         settings.setdefault("repo_id", directory.name)
@@ -92,7 +99,12 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
             return super().save_pretrained(folder, **settings)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write the weights and ``config.json``, in the format of the published classifiers."""
+        """Write the weights and ``config.json``, in the format of the published classifiers.
+
+        If the base model is neither a Hub name with an owner nor in `KNOWN_BACKBONES`, the
+        backbone's configuration is written into the folder `INSIDE`, which ``base_model`` then
+        names.
+        """
         super()._save_pretrained(save_directory)
         config = dict(self.config)
         base_model = config["base_model"]
@@ -114,7 +126,12 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         token: str | bool | None,
         **_: object,
     ) -> Deberta:
-        """Load a model for ``from_pretrained`` from safetensors only; it can be trained further."""
+        """Load a model for ``from_pretrained`` from safetensors only; it can be trained further.
+
+        `model_id` is a Hub name or a directory. A `token` that is a string is remembered for the
+        model in this process. The model is in evaluation mode, in float32 on the CPU, and its
+        parameters require gradients. Raises CheckpointError if it has another layout.
+        """
         if isinstance(token, str):
             hub.remember_token(model_id, token)
         folder = None if cache_dir is None else str(cache_dir)

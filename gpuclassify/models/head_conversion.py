@@ -86,10 +86,19 @@ def convert_head(
 
     A head is some dense layers on the embedding of a text; `source` is a safetensors, npz or torch
     file. Returns the head, and the name of the published format that the file has ("JQL" or
-    "FineWeb2-HQ"), or None. Settings that are not passed come from that format. `backbone` has
-    settings of the embedding model by name: ``model``, ``pooling`` and other fields of `Backbone`.
-    Two labels may name the single output of a binary classifier. ``output_activation="none"`` means
-    no activation.
+    "FineWeb2-HQ"), or None. Activations and settings of `backbone` that are not passed come from
+    that format. `backbone` has settings of the embedding model by name: ``model``, ``pooling`` and
+    other fields of `Backbone`. A head in `directory` is replaced.
+
+    `labels` name the outputs in order; without labels, the single output is called "score".
+    `problem_type` defaults to a single label for several labels, and else to a regression. Two
+    labels may name the single output of a single-label classifier: its logit is the second label's,
+    and the first label's is 0. ``output_activation="none"`` means no activation; other values
+    apply to regressions only.
+
+    Raises CheckpointError if the file has other tensors, or does not fit labels and activations,
+    ValueError if it has several layers and no `hidden_activation` is known, or if `backbone` has
+    settings but no known model, and FileExistsError if `directory` holds another model.
     """
     path = Path(os.fspath(source)).expanduser()
     layers = _find_layers(path, _read_tensors(path))
@@ -130,7 +139,10 @@ def convert_head(
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a head's file by name, in the order of its layers."""
+    """Read the tensors of a head's file by name, in the order of its layers.
+
+    Raises CheckpointError if the file has another format or is damaged.
+    """
     kind = path.suffix.lower()
     if kind in PICKLES:
         return _read_pickle(path)
@@ -177,7 +189,9 @@ class _Omitted:
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
     """Read a head's tensors from a pickle by name, without running its code; {} if there are none.
 
-    Lightning's checkpoints also hold objects of any class, which become empty dictionaries.
+    The tensors are items of the pickled dictionary or, without any, of its first item named in
+    `STATE_KEYS` that has some. Lightning's checkpoints also hold objects of any class, which become
+    empty dictionaries. Raises CheckpointError if the file cannot be read like this.
     """
     import torch
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -209,7 +223,11 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
 
 
 def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Layer]:
-    """Return a head's linear layers by name; raise CheckpointError if there are other tensors."""
+    """Return a head's linear layers by name, in the order of `tensors`.
+
+    A missing bias becomes zeros. Raises CheckpointError if there is no weight, a bias does not fit
+    its weight, or there are other tensors. `path` is for the message.
+    """
     weights: dict[str, np.ndarray] = {}
     biases: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():

@@ -76,7 +76,8 @@ class HeadCheckpoint(Checkpoint):
 class HeadNetwork:
     """Classification head in memory: dense layers that map embeddings of texts to outputs.
 
-    Raises CheckpointError if the layers, labels and activations do not fit each other.
+    Raises CheckpointError if the layers, labels, problem type and activations do not fit each
+    other, or a weight is NaN or infinite.
     """
 
     # Weights (outputs, inputs) and biases (outputs,) of each dense layer; kept as float32.
@@ -102,9 +103,10 @@ class HeadNetwork:
             raise CheckpointError(f"the head's {some_of(broken)} hold NaN or infinity")
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
-        """Compute the head's outputs, float32 (texts, outputs), from embeddings (texts, width).
+        """Compute the head's outputs from embeddings, (texts, width).
 
-        Outputs are logits or a regression's scores, after `output_activation` if there is one.
+        They are (texts, outputs), and float32 for float32 embeddings. Outputs are logits or a
+        regression's scores, after `output_activation` if there is one.
         """
         activate, values = HIDDEN_ACTIVATIONS[self.hidden_activation], embeddings
         for number, (weight, bias) in enumerate(self.layers):
@@ -133,7 +135,8 @@ class HeadNetwork:
     def save(self, directory: StrPath) -> Path:
         """Save the head in a directory, atomically replacing a head that is there.
 
-        Returns the directory. Raises FileExistsError if it holds another model.
+        The directory is created if missing. A leading ``~`` means the home folder. Returns the
+        directory. Raises FileExistsError if it holds another model.
         """
         folder = Path(os.fspath(directory)).expanduser()
         refuse_other_model(folder)
@@ -153,8 +156,8 @@ class HeadNetwork:
 def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckpoint:
     """Return a description of the classification head on embeddings at `identity`.
 
-    Reads ``config.json`` and the header of the weight file. Raises CheckpointError if it is no such
-    head, or its files do not fit each other.
+    Reads ``config.json`` and the header of the weight file, not the weights. Raises CheckpointError
+    if the model is no such head, or its files do not fit each other.
     """
     name, files = identity.name, hub.list_files(identity, cache_dir=cache_dir)
     if missing := [file for file in (CONFIG, WEIGHTS) if file not in files]:
@@ -267,7 +270,10 @@ def _check_widths(
 
 
 def refuse_other_model(folder: Path) -> None:
-    """Raise FileExistsError if a directory holds a model other than a head on embeddings."""
+    """Raise FileExistsError if a directory holds a model other than a head on embeddings.
+
+    Its ``config.json`` tells; a directory without that file holds no model.
+    """
     if (text := config_text(folder)) is None:
         return
     try:

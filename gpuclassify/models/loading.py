@@ -86,9 +86,12 @@ def load_module(
 ) -> nn.Module:
     """Build the network of a checkpoint, and load its weights from `directory`, on the CPU.
 
-    The network is in evaluation mode, without gradients. `custom` is a network that the user
-    builds; a LoRA adapter in `adapter_directory` is merged into the weights. Raises CheckpointError
-    if tensors are missing, unknown, misshaped or changed since saving.
+    The network is in evaluation mode, without gradients, and its weights have the `dtype`, but an
+    embedding model's dense layers are float32. `custom` is a network that the user builds; if it
+    also loads the weights, they are not checked. If the checkpoint is a LoRA adapter, it is read
+    from `adapter_directory` and merged into the weights. Raises CheckpointError if tensors are
+    missing, unknown, misshaped, or not those that were saved with ``config.json``, and
+    ModelChangedError in the last case if the model was saved again since it was described.
     """
     has_weights = custom is not None and custom.has_weights
     if not has_weights:
@@ -118,9 +121,10 @@ def longest_input(
     """Return the default maximum number of tokens in a text, special tokens included.
 
     It is the smallest of the limits by the configuration, the tokenizer and the tables of learned
-    positions in `module` (the network). Without such a limit it is `max_position_embeddings`, or
-    else a default. `config` is the configuration of a user's network, whose sizes the checkpoint
-    may lack.
+    positions in `module` (the network). ``checkpoint.max_tokens`` replaces the tokenizer's limit.
+    Without any limit, it is `max_position_embeddings` or, without that, 512 for a user's network
+    and `NO_LIMIT` for others. `config` is the configuration of a user's network, whose sizes the
+    checkpoint may lack; it is not read for others.
     """
     sizes, is_own = checkpoint.sizes, checkpoint.layout == OWN_MODULE
     if is_own:
@@ -134,7 +138,10 @@ def longest_input(
 
 
 def _table_limit(module: nn.Module) -> int | None:
-    """Return the maximum number of tokens that a network's tables of learned positions allow."""
+    """Return the maximum number of tokens that a network's tables of learned positions allow.
+
+    Returns None if it has no such table.
+    """
     limits = []
     for name, part in module.named_modules():
         *path, last = name.split(".")
@@ -181,7 +188,8 @@ def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -
 
     With `unpacks`, the network is called with ``input_ids`` and ``attention_mask`` as keyword
     arguments, else with one dict of them. Raises CheckpointError if it does not take these, or has
-    another number of outputs than labels. A network that fails without weights is not checked.
+    another number of outputs than labels. A network that raises RuntimeError or NotImplementedError
+    without weights is not checked.
     """
     with building_lock, torch.device("meta"), torch.inference_mode():
         module = custom.build(checkpoint.config).eval()
@@ -231,7 +239,8 @@ def _auto_class(checkpoint: Checkpoint) -> Any:
 def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
     """Build a transformers network without a head, with random float32 weights.
 
-    `sizes` is its configuration, and `owner` its name, for messages.
+    `sizes` is its configuration, as in ``config.json``, and `owner` its name, for messages. Raises
+    CheckpointError if transformers cannot build it.
     """
     from transformers import AutoModel
 
@@ -375,10 +384,12 @@ def pretrained(
 ) -> Any:
     """Build a network by a transformers class, and load its weights from `directory` as `dtype`.
 
-    `loader` is a class such as `AutoModel`. ``needed(names)`` selects the tensor names that the
-    files must have, and ``select(tensors)`` the tensors to load, by their names in the network.
-    Raises CheckpointError, which calls the model `owner`, if these are missing or misshaped, or the
-    files have other tensors.
+    `loader` is a class such as `AutoModel`. ``select(tensors)`` gets the files' tensors by name, as
+    lazy slices, and returns those to load, with their names in the network (default: all).
+    ``needed(names)`` selects, out of names of the network's tensors, those that must be loaded
+    (default: all). Raises CheckpointError, which calls the model `owner`, if needed tensors are
+    missing or misshaped, if selected tensors are of another architecture (`unused_tensors`), or if
+    there is an adapter in `directory`.
     """
     if exists(directory / ADAPTER_CONFIG):
         raise CheckpointError(
@@ -429,8 +440,8 @@ def check_adapter(
 ) -> None:
     """Compare a LoRA adapter's safetensors headers with the tensors that its settings require.
 
-    `checkpoint` has the settings, and `network` is the base model on torch's meta device. Raises
-    CheckpointError, which names tensors that are missing, unknown or misshaped.
+    `checkpoint` has the settings, and `network` is the base model on torch's meta device, which is
+    changed. Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
     """
     shapes = _without_base(hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir))
     expected = adapter_shapes(json.loads(checkpoint.adapter_json), network, adapter.name)
@@ -463,9 +474,9 @@ def load_adapter(
     """Load a LoRA adapter from `directory`.
 
     Returns peft's configuration, and tensors by name on `device`, with their saved names and
-    precision. `network` is the base model on torch's meta device. The base model that the adapter
-    names is not looked up, because it may be a path on the machine where the adapter was trained.
-    Raises CheckpointError if files are missing, or do not fit the network.
+    precision. `network` is the base model on torch's meta device, and is changed. The base model
+    that the adapter names is not looked up, because it may be a path on the machine where the
+    adapter was trained. Raises CheckpointError if files are missing, or do not fit the network.
     """
     missing = [n for n in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not exists(directory / n)]
     if missing:
@@ -483,7 +494,10 @@ def load_adapter(
 
 
 def import_peft() -> ModuleType:
-    """Import peft; without it, raise ModuleNotFoundError with the command that installs it."""
+    """Import and return peft.
+
+    Without it, raises ModuleNotFoundError with the command that installs it.
+    """
     try:
         import peft
     except ModuleNotFoundError as err:
@@ -495,7 +509,10 @@ def import_peft() -> ModuleType:
 
 
 def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
-    """Convert a parsed ``adapter_config.json`` to peft's `LoraConfig` for the base `network`."""
+    """Convert a parsed ``adapter_config.json`` to peft's `LoraConfig` for the base `network`.
+
+    Raises CheckpointError for a setting that this release of peft does not have.
+    """
     names = itertools.chain(network.named_modules(), network.named_parameters())
     settings = without_expressions(settings, (name for name, _ in names))
     # Some initializations of an adapter would change the base weights.

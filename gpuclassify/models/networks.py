@@ -20,7 +20,8 @@ def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.
     """Average the hidden states of each row's tokens, special tokens included, float32.
 
     `states` (rows, tokens, width) have any precision and are summed in float32. The mask, int64
-    (rows, tokens), has 1 for a token and 0 for padding. The result is (rows, width).
+    (rows, tokens), has 1 for a token and 0 for padding. The result is (rows, width); a row without
+    tokens has zeros.
     """
     mask = attention_mask.unsqueeze(-1).float()
     return (states.float() * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
@@ -67,7 +68,7 @@ class FirstTokenHead(nn.Module):
     ) -> torch.Tensor:
         """Compute logits (rows, outputs) from token ids and mask, each (rows, tokens).
 
-        `extra` are further arguments of the backbone.
+        Logits have the dtype of the network. `extra` are further arguments of the backbone.
         """
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
         columns = attention_mask.argmax(dim=1)
@@ -137,8 +138,9 @@ class FirstTokenLevels(nn.Module):
 class ScoreAndProbability(nn.Module):
     """A DeBERTa with transformers' pooler, and two linear layers on the pooled first token.
 
-    The layout of ``utter-project/EuroFilter-v1``: tensors ``deberta.*``, ``pooler.dense.*``,
-    ``regressor.*`` and ``binary_classifier.*``.
+    One gives a score, and the other, with a sigmoid, a probability. The layout of
+    ``utter-project/EuroFilter-v1``: tensors ``deberta.*``, ``pooler.dense.*``, ``regressor.*`` and
+    ``binary_classifier.*``.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
@@ -156,9 +158,10 @@ class ScoreAndProbability(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute a score and a probability for each text, (rows, 2), from ids and mask.
+        """Compute a score and a probability for each text, (rows, 2), in this order.
 
-        Both are (rows, tokens). `extra` are further arguments of the backbone.
+        Token ids and attention mask are (rows, tokens). `extra` are further arguments of the
+        backbone.
         """
         hidden = self.deberta(input_ids=input_ids, attention_mask=attention_mask, **extra)
         first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
@@ -170,7 +173,11 @@ _POOL = {"mean": mean_of_tokens, "cls": first_token, "last": last_token}
 
 
 class PooledEmbedding(nn.Module):
-    """Embedding model: a backbone whose token states are pooled by "mean", "cls" or "last"."""
+    """Embedding model: a backbone whose token states are pooled by "mean", "cls" or "last".
+
+    "cls" means the state of the first token. Pooled states go through the attribute `dense`, which
+    changes nothing until other layers are assigned.
+    """
 
     def __init__(self, backbone: nn.Module, pooling: str) -> None:
         super().__init__()
@@ -189,8 +196,10 @@ class PooledEmbedding(nn.Module):
 class TokenAverage(nn.Module):
     """Static embedding model: the mean of fixed vectors of a text's tokens; zeros if it has none.
 
-    The token id `unknown` is ignored. If `token_chars` is set, as in models of model2vec, at most
-    that many characters of a text are read per token of the length limit.
+    `vectors` are (token ids, width). The token id `unknown` is ignored. `token_chars` is for the
+    tokenizer: if it is set, as in models of model2vec, at most that many characters of a text are
+    read per token of the length limit. Means go through the attribute `dense`, which changes
+    nothing until other layers are assigned.
     """
 
     def __init__(
@@ -204,14 +213,17 @@ class TokenAverage(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute embeddings, (rows, width), from token ids and attention mask (rows, tokens)."""
+        """Compute embeddings, float32 (rows, width), from token ids and mask (rows, tokens).
+
+        `extra` is ignored.
+        """
         lengths = attention_mask.sum(1)
         return self.average(input_ids[attention_mask.bool()], lengths.cumsum(0) - lengths)
 
     def average(self, ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Compute embeddings, float32 (texts, width), from the concatenated token ids of texts.
 
-        `starts` are the offsets at which texts begin in `ids`.
+        `starts`, (texts,), are the offsets at which texts begin in `ids`, and have the same dtype.
         """
         return self.dense(self.vectors(ids, starts).float())
 
@@ -243,7 +255,8 @@ def refuse_wrong_outputs(module: nn.Module, outputs: object, rows: int, count: i
 
     `outputs` may be a tensor, also of shape (rows,), or an object with a tensor `logits`. `rows`
     and `count` are the expected numbers of texts and of outputs per text; 0 for `count` accepts any
-    number. Raises CheckpointError for another shape or another kind of object.
+    number. `module` is the network, for messages. Raises CheckpointError for another shape or
+    another kind of object.
     """
     logits = getattr(outputs, "logits", outputs)
     if not isinstance(logits, torch.Tensor):

@@ -96,10 +96,11 @@ def read_embedding_checkpoint(
     """Return a description of the embedding model at `identity`, read from its files.
 
     `pooling` ("mean", "cls" or "last"), `normalize` and `truncate_dim` (dimensions kept) override
-    the files. Without files of sentence-transformers, that library's defaults hold: the last token
-    of a causal language model, the mean of all tokens of any other model, not normalized. Raises
-    CheckpointError, which names modules and settings that would give other embeddings here than in
-    sentence-transformers.
+    the files; None: no override. Without files of sentence-transformers, that library's defaults
+    hold: the last token of a causal language model, the mean of all tokens of any other model, not
+    normalized. Raises CheckpointError, which names modules and settings that would give other
+    embeddings here than in sentence-transformers, and for adapters, encoder-decoders, and `pooling`
+    other than "mean" of a static model.
     """
     files = _Files(identity, cache_dir)
     modules = files.modules()
@@ -141,9 +142,10 @@ def as_cross_encoder(
 
     CrossEncoder is the class of sentence-transformers for such models. Three settings are read from
     its files: the default prompt, the maximum number of tokens, and, with `has_activation`, whether
-    a single output gets a sigmoid. A model without ``modules.json`` has transformers' files only,
-    and its ``config.json`` may name the activation. Raises CheckpointError, which names settings
-    that would give other scores here than in sentence-transformers.
+    the output of a regression with one label gets a sigmoid. Without ``modules.json``, or if
+    another class of sentence-transformers saved it, the first two are not read, and only
+    ``config.json`` may name the activation. Raises CheckpointError, which names settings that would
+    give other scores here than in sentence-transformers.
     """
     files = _Files(checkpoint.identity, cache_dir, _PAIRS)
     saved: dict[str, Any] = {}
@@ -205,9 +207,10 @@ class _Files:
         return self._read(_SETTINGS) or {}
 
     def sizes(self) -> dict[str, Any]:
-        """Read ``config.json``, which has the network's sizes.
+        """Read ``config.json``, which has the network's sizes, as a dict.
 
-        Raises CheckpointError for adapters and encoder-decoders, or if it has no sizes.
+        Raises CheckpointError for adapters and encoder-decoders, or if it is missing, has no
+        ``model_type`` or names a base model.
         """
         config, name = self._read("config.json"), self.identity.name
         if self._read("adapter_config.json") is not None:
@@ -234,7 +237,8 @@ class _Files:
         """Return the size of a static model's table of token vectors, and the model's settings.
 
         The size is a dict with the keys ``model_type``, ``vocab_size`` (number of tokens) and
-        ``hidden_size`` (length of a vector). `folder` has the weights.
+        ``hidden_size`` (length of a vector). `folder` has the weights. Raises CheckpointError if
+        they have no such table.
         """
         name, weights = self.identity.name, f"{folder}/{WEIGHTS}".lstrip("/")
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
@@ -256,7 +260,10 @@ class _Files:
         )
 
     def dense_width(self, folder: str) -> int:
-        """Check the files of the dense layer in `folder`, and return its number of outputs."""
+        """Check the files of the dense layer in `folder`, and return its number of outputs.
+
+        Raises CheckpointError for settings or tensors that this package does not run.
+        """
         settings = {"activation_function": "torch.nn.Tanh"}
         settings |= self._read(f"{folder}/config.json") or {}
         library, _, activation = settings["activation_function"].rpartition(".")
@@ -278,7 +285,11 @@ class _Files:
         return linear[0]
 
     def modules(self) -> list[tuple[str, str]]:
-        """Check ``modules.json``; return each module's kind, such as "Pooling", and its folder."""
+        """Check ``modules.json``; return each module's kind, such as "Pooling", and its folder.
+
+        Pairs are in the order of the modules; the folder "" is the model's own. Without the file,
+        the list is empty. Raises CheckpointError for modules that this package does not run.
+        """
         name = self.identity.name
         text = hub.read_text(self.identity, _MODULES, cache_dir=self.cache_dir)
         if text is None:
@@ -323,7 +334,10 @@ class _Files:
         return folder_of_module
 
     def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
-        """Read the pooling module's settings; `modules` maps kinds of modules to folders."""
+        """Read the pooling module's settings; `modules` maps kinds of modules to folders.
+
+        Returns {} if `modules` is empty. Raises CheckpointError if the file is missing.
+        """
         if not modules:
             return {}
         filename = f"{modules['Pooling']}/config.json"
@@ -336,7 +350,10 @@ class _Files:
         return config
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Read the Transformer module's settings; refuse any that would change outputs."""
+        """Read the Transformer module's settings; {} if there are none.
+
+        Raises CheckpointError for settings that would change outputs and are not supported.
+        """
         name = self.identity.name
         present = hub.list_files(self.identity, cache_dir=self.cache_dir)
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
@@ -369,7 +386,11 @@ class _Files:
         return "vocab.txt" in present and config.get("do_lower_case") is True
 
     def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None, int | None]:
-        """Return the prompts as (name, text), the default prompt's name, and `truncate_dim`."""
+        """Return the prompts as (name, text), the default prompt's name, and `truncate_dim`.
+
+        The last two are None if not set. Raises CheckpointError for wrong values, and for a model
+        of another class than `self.model_type`.
+        """
         config, name = self.settings(), self.identity.name
         kind = config.get("model_type", _SENTENCE)
         if kind != self.model_type:
@@ -390,7 +411,10 @@ class _Files:
     def _size(
         self, settings: Mapping[str, Any], key: str, default: int | None = None
     ) -> int | None:
-        """Return the setting `key`; raise CheckpointError unless it is None or an int above 0."""
+        """Return the setting `key`, or `default` if it is missing.
+
+        Raises CheckpointError unless the value is None or an int above 0.
+        """
         value = settings.get(key, default)
         if value is not None and (type(value) is not int or value < 1):
             raise CheckpointError(
@@ -432,8 +456,9 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
     """Tell whether this package supports the `value` of a setting of the Transformer module.
 
-    Any is supported if the setting `name` changes no outputs or is read elsewhere. Others must be
-    None or have the only supported value for `model_type`, "SentenceTransformer" or "CrossEncoder".
+    Any value is supported if the setting `name` changes no outputs or is read elsewhere. Other
+    settings must be None, have the only supported value for `model_type` ("SentenceTransformer" or
+    "CrossEncoder"), or be dicts of arguments that change no outputs.
     """
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True

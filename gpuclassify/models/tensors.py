@@ -73,7 +73,7 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
     `names` are the tensors of the network. A file may lack tensors that do not affect outputs: the
     pooler and position ids of an embedding model, and layers of a base model that its LoRA adapter
-    replaces.
+    replaces. For an adapter, the weight file is the base model's.
     """
     if checkpoint.base is not None:
         parts = json.loads(checkpoint.adapter_json).get("modules_to_save") or ()
@@ -102,9 +102,11 @@ def check_headers(
 ) -> None:
     """Compare the tensors in a checkpoint's safetensors headers with the network's `expected` ones.
 
-    Only headers are read: weights are not downloaded. If `expected` is None, nothing is compared.
-    Each element of `ties` lists the names of one shared tensor, which a file may store under any of
-    them. Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
+    Only headers are read: weights are not downloaded. For a LoRA adapter, these are the base
+    model's. If `expected` is None, nothing is compared. Each element of `ties` lists the names of
+    one shared tensor, which a file may store under any of them. Raises CheckpointError, which names
+    tensors that are missing, unknown or misshaped. If transformers loads the layout, it may rename
+    tensors: if some are missing and others unknown, then neither counts.
     """
     home = checkpoint.base or checkpoint.identity
     shapes = hub.read_tensor_shapes(home, cache_dir=cache_dir)
@@ -126,8 +128,9 @@ def check_headers(
 def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
     """Compare the SHA-256 of the weights in `directory` with the digest saved in ``config.json``.
 
-    Nothing is done without a saved digest. Raises CheckpointError if the digests differ, or
-    ModelChangedError if the model was saved again since `checkpoint` was made.
+    Nothing is done without a saved digest of ``model.safetensors``. Raises CheckpointError if the
+    digests differ, or instead ModelChangedError if they differ because a model in a directory was
+    saved again since `checkpoint` was made.
     """
     saved = checkpoint.config.get(WEIGHTS_DIGEST)
     if saved is None or checkpoint.config.get(WEIGHTS_NAME) != WEIGHTS:
@@ -157,7 +160,10 @@ def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
 
 
 def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
-    """Return a text for each tensor whose shape is not the expected one, for error messages."""
+    """Return a text for each tensor whose shape is not the expected one, for error messages.
+
+    Tensors that are missing in `shapes` or in `expected` are left out.
+    """
     return [
         f"{name} {tuple(shapes[name])} instead of {tuple(expected[name])}"
         for name in sorted(shapes.keys() & expected.keys())
@@ -193,10 +199,12 @@ def refuse_wrong_tensors(
 
 
 def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
-    """Return the shapes, by name, of the tensors that a checkpoint must have.
+    """Return the shapes, by name, of the tensors of a checkpoint's network.
 
-    They are computed from its configuration, without building the network. Returns None unless the
-    backbone is a BERT, DeBERTa-v3 or published GTE model, and the configuration states all sizes.
+    They are computed from its configuration, without building the network. A file may lack some of
+    them (`needed_tensors`). Returns None unless the backbone is a BERT, DeBERTa-v3 or published GTE
+    model, the configuration states all sizes, and the head is of transformers or of the layouts
+    `LINEAR_HEAD` and `POOLED_HEADS`.
     """
     if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, *LOADED_BY_TRANSFORMERS):
         return None
@@ -216,7 +224,7 @@ def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
     """Compute the prefix of the backbone's tensor names, and the shapes of the head's tensors.
 
     Both are what the configuration requires; no weights are read. A pooler belongs to the head. An
-    embedding model has neither a prefix ("") nor a head ({}).
+    embedding model has no prefix (""), and no head ({}) except a BERT's pooler.
     """
     width, kind = checkpoint.sizes["hidden_size"], checkpoint.sizes["model_type"]
     prefix, layers = _PREFIXES[kind], {"classifier": checkpoint.output_count}
@@ -237,7 +245,10 @@ def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
 
 
 def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield names and shapes of a BERT or DeBERTa-v3 encoder's tensors; nothing for other ones."""
+    """Yield names and shapes of a BERT or DeBERTa-v3 encoder's tensors; nothing for other ones.
+
+    Raises KeyError if `sizes`, the configuration, lacks a size.
+    """
     kind = str(sizes.get("model_type"))
     is_v3 = kind == _DEBERTA and all(sizes.get(k) == v for k, v in _DEBERTA_V3.items())
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
@@ -273,7 +284,8 @@ def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
 def gte_shapes(sizes: Mapping[str, Any]) -> Iterator[tuple[str, _Shape]]:
     """Yield names and shapes of the tensors of a GTE encoder, as published.
 
-    `sizes` is its configuration in transformers' format, a result of `gte_sizes`.
+    `sizes` is its configuration in transformers' format, a result of `gte_sizes`; a missing size
+    raises KeyError. Names have no prefix of a classifier.
     """
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
     yield "embeddings.word_embeddings.weight", (sizes["vocab_size"], width)

@@ -21,8 +21,9 @@ _MOST_SPECIAL_TOKENS = 10_000
 def load_backend(source: Path | str, name: object) -> Tokenizer:
     """Load a tokenizer from ``tokenizer.json`` or its text, without truncation and padding.
 
-    Raises CheckpointError, which calls the tokenizer `name`, if it is damaged, panics on a short
-    text, or adds more than 10,000 special tokens to a text.
+    `source` is the file's Path, or a str with its JSON text. Raises CheckpointError, which calls
+    the tokenizer `name`, if it is damaged, panics on a short text, or adds more than 10,000 special
+    tokens to a text.
     """
     from tokenizers import Tokenizer
 
@@ -48,7 +49,7 @@ def load_backend(source: Path | str, name: object) -> Tokenizer:
 def panics_as_errors() -> Iterator[None]:
     """Convert a panic of the tokenizers library (Rust) in the block to PanicError.
 
-    A panic is a BaseException, which error handlers do not catch.
+    A panic is a BaseException, which handlers of Exception do not catch. Other errors pass.
     """
     try:
         yield

@@ -51,7 +51,10 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
 
 
 def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
-    """Load a static embedding model's ``tokenizer.json``, without special tokens around a text."""
+    """Load a static embedding model's ``tokenizer.json``, without special tokens around a text.
+
+    Its maximum length is ``checkpoint.sentence.max_tokens``, else the file's, else `NO_LIMIT`.
+    """
     from transformers import PreTrainedTokenizerFast
 
     check_ids(checkpoint, load_backend(file, file))
@@ -135,8 +138,8 @@ def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -
 def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> None:
     """Add tokens to `backend` that `plain` has read from files other than ``tokenizer.json``.
 
-    Special tokens that `backend` lacks are left out. Raises CheckpointError if an added token gets
-    another id than the files declare.
+    `backend` is changed. Special tokens that it lacks are left out. Raises CheckpointError if an
+    added token gets another id than the files declare.
     """
     roles = {str(token) for token in plain.special_tokens_map.values()}
     added = [token for _, token in sorted(plain.added_tokens_decoder.items())]
