@@ -1,4 +1,4 @@
-"""Jobs that write annotations: no row is dropped, and later runs annotate only new files."""
+"""Jobs that write annotations: no row is dropped, and later runs add new or changed files."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ MakeJob = Callable[..., Any]
 
 
 def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: MakeJob) -> list[Any]:
-    """Make the jobs that annotate the reader's files: one per earlier job, and one for new files.
+    """Make the jobs that annotate the reader's files: earlier jobs, and one for the other files.
 
     The writer's directory is an annotation set, with a folder for the output of each job: new
     columns for some of the files. ``make(reader, writer)`` makes a job from a reader of some files
-    and a writer to one folder. If nothing is annotated yet, or with ``options.restart``, one job
-    has all files. The job for new files comes last.
+    and a writer to one folder. If no job has begun there, or with ``options.restart``, the result
+    is one job with all files. Otherwise it has each earlier job whose files are all present and
+    unchanged, in order of their folders. A last job has the other files, if there are any: new
+    files, changed files, and files of unfinished jobs that cannot go on. Logs a warning with the
+    number of these files, and one with the names of annotated files that are gone.
 
-    Raises AnnotationError for files that have changed since they were annotated, unless the writer
-    has ``redo_changed=True``; and if nothing is left to do, because all annotated files are gone or
-    have changed.
+    Raises AnnotationError if files have changed since they were annotated, unless the writer has
+    ``redo_changed=True``, or if there is no such job, as when each earlier job has a file that is
+    gone. Raises JobChangedError if the settings differ from those of the last earlier job.
     """
     if options.restart or not writer.directory.has(JOB):
         return [make(reader, writer)]
@@ -90,11 +93,12 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
 
 
 def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> Job:
-    """Return the job with the columns that it writes cast to their types in the annotation set.
+    """Return a copy of the job that writes its columns in the types of the annotation set.
 
     A column keeps its type if the set lacks it, or its type there cannot hold all values of the
-    job's type, as int32 cannot for int64. The latter raises AnnotationError if `new` is not empty:
-    the input files that the job annotates for the first time, named in the message.
+    job's type, as int32 cannot for int64. The latter raises AnnotationError if `new` is not empty.
+    `new` are the input files of a job for new or changed files, named in the message; it is empty
+    for an earlier job of the set.
     """
     fields = []
     for field in job.spec.schema:
@@ -116,9 +120,11 @@ def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> J
 def add_decision_column(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
     """Return a job's stages, changed so that a filter writes its decision to the column "keep".
 
-    A stage that drops rows is replaced by one that keeps all rows and writes this bool column;
-    other stages are returned unchanged. Raises ValueError if several stages drop rows, or if one
-    does that cannot write a column.
+    A stage that drops rows, and runs a model or supports `PartitionMap.keeping`, is replaced by a
+    copy that keeps all rows and writes this bool column. Raises ValueError if there are several
+    such stages, if one cannot write the column, or if a `RowFilter` such as `Select` drops rows.
+    Other stages are returned unchanged, also functions: whether these drop rows is checked when
+    they run.
     """
     for mapper in mappers:
         if mapper.row_filter() is not None:

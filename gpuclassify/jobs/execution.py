@@ -1,4 +1,4 @@
-"""Run tasks on a Dask cluster: try models first, limit tasks in flight, retry lost ones."""
+"""Run tasks on a Dask cluster: check workers first, limit tasks in flight, retry lost tasks."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def run_tasks(
 ) -> Iterator[Result]:
     """Yield the results of ``function(*task)`` for each task, in order of completion.
 
-    Without a client, tasks run in this process. `tasks` are tuples of arguments, and are taken from
-    the iterable as earlier ones finish. Tasks whose workers died, lost their GPU or lost a
-    connection are retried. Raises ConnectionError if the scheduler is gone, or else the error of
-    the first task that fails; tasks that have not begun are cancelled.
+    `tasks` are tuples of arguments, and are taken from the iterable as earlier ones finish. Without
+    a client, tasks run in this process, one after another, and the first error is raised. With a
+    client, a task whose workers died, or that raises ConnectionError or TimeoutError, is submitted
+    up to three times in all. Its last error, or any other error of a task, is raised, and
+    ConnectionError if the scheduler is gone; then all unfinished tasks are cancelled.
     """
     if client is None:
         yield from itertools.starmap(function, tasks)
@@ -88,9 +89,11 @@ def run_tasks(
 def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
     """Yield the results of delayed tasks that may share inputs, in order of completion.
 
-    Without a client, this process computes all of them before it yields. With one, tasks whose
-    workers died or lost a connection are retried. Raises ConnectionError if the scheduler is gone,
-    else the first task's error; then the other tasks are cancelled.
+    Without a client, this process computes all of them before it yields the results, in the order
+    of `tasks`. With a client, a task whose workers died, or that raises ConnectionError or
+    TimeoutError, is submitted up to three times in all. Its last error, or any other error of a
+    task, is raised, and ConnectionError if the scheduler is gone; then all other tasks are
+    cancelled.
     """
     if client is None:
         # The name of a scheduler would make Dask import distributed.
@@ -118,9 +121,12 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
 def digest_files(
     client: Client | None, directory: Store, names: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, SHA-256, "") of files in `directory`, or (name, "", reason) if unreadable.
+    """Yield (name, SHA-256, "") of each file, or (name, "", reason) if missing or unreadable.
 
-    Workers read them if there is a client, else threads of this process.
+    `names` are paths relative to `directory`, and a SHA-256 is 64 hex digits. Workers of `client`
+    read the files, in batches that are yielded in order of completion. Without a client, threads of
+    this process read them. Only missing files and I/O errors are reasons; other errors, such as of
+    the network, are raised.
     """
     starts = range(0, len(names), FILES_A_TASK)
     batches = [names[start : start + FILES_A_TASK] for start in starts]
@@ -131,7 +137,10 @@ def digest_files(
 
 @contextlib.contextmanager
 def _warn_of_pauses(client: Client) -> Iterator[None]:
-    """Log a warning, while the block runs, whenever all workers are paused and take no tasks."""
+    """Log a warning if all workers are paused, so that they take no tasks, while the block runs.
+
+    A thread looks every five seconds. A pause is logged once, if two successive looks find it.
+    """
     is_over = threading.Event()
 
     def watch() -> None:
@@ -166,7 +175,10 @@ def _settled(
 ) -> Iterator[tuple[Future, Any]]:
     """Yield each completed future with its result, and retry tasks that lost their worker.
 
-    `retry` submits the task of a failed future again, and returns the new future.
+    `retry` starts the task of a failed future again, adds its future to `completed`, and returns
+    it. A task whose workers died, or that raises ConnectionError or TimeoutError, is submitted up
+    to three times in all. Raises its last error, any other error of a task, and ConnectionError if
+    the scheduler has lost the tasks.
     """
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
@@ -200,7 +212,7 @@ def _cancel(client: Client, futures: list[Future]) -> None:
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """Probe that downloads, loads and runs a job's models on each worker before the job begins."""
+    """Trial of a job's models before the job: machines download them, and all workers run them."""
 
     mappers: tuple[TextMapper, ...]
 
@@ -212,8 +224,9 @@ class ModelProbe:
     def run(self, memory_bytes: int) -> None:
         """Load each mapper's model in turn, and run it on one short text.
 
-        `memory_bytes` is this worker's share of the host's free memory. Raises MisfitError if a
-        model needs more memory than is free, or the error that stops the model.
+        `memory_bytes` is this worker's share of the host's free memory. Raises MisfitError if the
+        weights of a model exceed the free memory while no other model is loaded, or the error that
+        stops the model.
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
@@ -224,9 +237,11 @@ class ModelProbe:
 def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:
     """Raise PreflightError if the client's workers cannot run a job's pipeline stages.
 
-    Workers must have the client's versions of packages, and load and run the stages' models. No two
-    may use one GPU, if a model or `backend`, the library of the frames ("pandas" or "cudf"), needs
-    GPUs. ``gpuclassify.preflight`` in Dask's config can disable the check.
+    Workers must have the client's versions of the packages in `preflight.DECISIVE`, and load and
+    run the models of `stages`. No two may use one GPU, if the job may use GPUs (see `may_use_gpu`).
+    `backend` is the library of the frames, "pandas" or "cudf". Nothing is checked if
+    ``gpuclassify.preflight`` in Dask's config is false. See `check_workers` for workers that join
+    or leave.
     """
     if not dask.config.get(SETTING, True):
         return
@@ -238,7 +253,8 @@ def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) 
 def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
     """Return whether a job uses the GPUs of workers that have one.
 
-    It does if its frames are of the library "cudf", or if a model of its `mappers` takes a GPU.
+    It does if `backend`, the library of its frames, is "cudf", or if the settings of one of its
+    `mappers` let its model run on a GPU.
     """
     return backend == "cudf" or any(mapper.runner.takes_gpu for mapper in mappers)
 
@@ -247,7 +263,7 @@ def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
     """Raise MisfitError if a model's weights are larger than the free memory of its device.
 
     The CPU's free memory is `memory_bytes`, this worker's share of the host's; a GPU's is measured.
-    Nothing is checked if this process holds other models, because these can be evicted.
+    Nothing is checked if this process holds models already, because these can be evicted.
     """
     from gpuclassify.inference.residency import MODELS
 

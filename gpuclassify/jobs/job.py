@@ -65,8 +65,8 @@ class PartsNote(str):
     def make(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
         """Make the note that is added to an error which stops a job, to say how to continue.
 
-        It states the number of output parts that are written. With a `client`, it adds that workers
-        may still finish parts; None if the job ran in this process.
+        It states the number of output parts that are written, unless they cannot be listed. With a
+        `client`, it adds that workers may still finish parts; None if the job ran in this process.
         """
         parts = "parts that are done"
         with contextlib.suppress(Exception):  # listing may fail for the same reason as the job
@@ -84,8 +84,9 @@ class PartsNote(str):
     def counted_again(cls) -> Iterator[None]:
         """Update the number of written parts in the notes of an error that leaves the block.
 
-        Notes are the texts that ``add_note`` attaches to an exception; only those of this class are
-        updated. Put it around the block that ends the workers, which may write parts until then.
+        Notes are the texts that ``add_note`` attaches to an exception. Those of this class are made
+        again, without the remark that workers may still finish parts. Put it around the block that
+        ends the workers, which may write parts until then.
         """
         try:
             yield
@@ -99,9 +100,9 @@ class PartsNote(str):
 class Job:
     """Planned and checked job: source of the parts, settings of the tasks, metadata and writer.
 
-    A part is a slice of the input that one task reads and writes. A job that adds new files to an
-    annotation set, a directory with new columns for input files, first finishes the `earlier` jobs
-    of the set.
+    A part is a slice of the input that one task reads and writes. `earlier` are jobs of the same
+    annotation set, a directory with new columns for input files; they are finished before this job,
+    which adds the columns of new files.
     """
 
     source: Source
@@ -122,7 +123,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Title of the work in progress, for people: names of its stages, such as classifiers."""
+        """Title of the work in progress: names of the stages joined by ``+``, or "Writing rows"."""
         return self.spec.chain.__name__ if self.spec.chain.mappers else "Writing rows"
 
     @property
@@ -131,9 +132,10 @@ class Job:
         return self.spec.chain.report_parts
 
     def needs_workers(self) -> bool:
-        """Return whether `run` has parts to do or files to upload.
+        """Return whether `run` has parts to do or files to upload, also for `earlier` jobs.
 
-        If not, no cluster has to be started.
+        If not, no cluster has to be started. This process verifies the output of a finished job for
+        this, which may read all of its files.
         """
         if any(job.needs_workers() for job in self.earlier):
             return True
@@ -141,21 +143,23 @@ class Job:
         return not (is_done and self.writer.is_uploaded())
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run or continue the job; return its `JobSummary`.
+        """Run or continue the `earlier` jobs and this job; return the `JobSummary` of this job.
 
         Without a `client`, everything runs in this process. ``report(parts_done, parts,
-        summary_so_far)`` is called at first and after every part.
+        summary_so_far)`` is called for each of these jobs, at first, after every part and after
+        every joined file. Raises TypeError if `client` is no synchronous Client of Dask.
         """
         with self.current(client):
             return self.write(client, report)
 
     def write(self, client: Client | None, report: Report | None) -> JobSummary:
-        """Write the missing parts, then the report and the manifest; upload the output.
+        """Write the missing parts, join them, write report and manifest, and upload the output.
 
-        Parts are written by workers of `client`, which must be Dask's current client already, or by
-        this process if it is None. ``report(parts_done, parts, summary_so_far)`` is called at first
-        and after every part, and not if it is None. Returns the summary of all parts, also of parts
-        that an earlier run wrote.
+        The `earlier` jobs are written first. Parts are written by workers of `client`, which must
+        be Dask's current client already, or by this process if it is None. ``report(parts_done,
+        parts, summary_so_far)``, unless it is None, is called for each job, at first, after every
+        part and after every joined file. Returns the summary of this job without `earlier` ones. It
+        includes parts that earlier runs wrote. Most errors get a note on how to continue.
         """
         for job in self.earlier:
             job.write(client, report)
@@ -192,14 +196,15 @@ class Job:
         return summary
 
     def write_report(self) -> None:
-        """Write the report of the finished parts into the output directory."""
+        """Write the report of the finished parts into ``_report/`` of the output directory."""
         write_report(self.directory, self.report_parts)
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
         """Prepare the output directory, and yield the records of undamaged finished parts.
 
-        Damaged parts are removed, and with `restart` the output of earlier runs. The iterator must
-        be exhausted. Workers of `client`, if any, verify the files.
+        A file of several joined parts has one record. Damaged parts are removed, and with `restart`
+        the output of earlier runs. The iterator must be exhausted. Workers of `client` verify the
+        files; None: this process does.
         """
         if self.restart and self.writer.annotates:  # removes the set's later jobs, too
             for folder in later_folders(self.directory):
@@ -287,8 +292,9 @@ class Job:
     def current(self, client: Client | None) -> Iterator[None]:
         """Make the client current in the block, and send workers the secrets of the job.
 
-        Mappers send secrets, such as tokens, through the current client. If `client` is None,
-        nothing is done. Raises TypeError unless it is None or a synchronous Client of Dask.
+        The stages are prepared again, because they send their secrets, such as tokens, through the
+        current client. If `client` is None, nothing is done. Raises TypeError unless it is None or
+        a synchronous Client of Dask.
         """
         if client is None:
             yield
@@ -325,16 +331,19 @@ def make_job(
 ) -> Job:
     """Make a job from a source, a chain of stages and a writer, and check its output.
 
-    `options` say how to treat the output of earlier runs. `backend` is the library of the frames
-    that stages get, and `on_error` says whether rows that cannot be read or classified stop the job
-    ("raise") or are set aside ("quarantine"). `identity` has further settings that identify the
-    job, and `code` is Python code that makes it, for the report. `source_field` is a column by
-    whose values the report counts rows, and `examples` the number of texts that it shows per label.
-    `rules` are sentences on the rows that a recipe drops or changes, for the provenance.
+    Nothing is written. `options` say how to treat the output of earlier runs. `backend` is the
+    library of the frames that stages get, "pandas" or "cudf". `on_error` says whether rows that
+    cannot be read or classified stop the job ("raise") or are set aside ("quarantine"). `identity`
+    has further settings that identify the job, by heading (see `identity_of`), and `code` is Python
+    code that makes it, for the report. `source_field` is a column by whose values the report counts
+    rows. `examples` is the number of the most certain texts, and of the least certain, that the
+    report shows per label. `rules` are sentences on the rows that a recipe drops or changes, for
+    the provenance.
 
-    Raises ValueError if the output would be read as input, or if no column is called
-    `source_field`. Raises JobChangedError if the output belongs to another job, and other errors if
-    it is damaged.
+    Raises ValueError if the output would be read as input, or if input or output lacks the column
+    `source_field`. Raises TypeError or ValueError if files cannot hold a column, or a partition
+    column is not valid. Raises the errors of `Manifest.check`, such as JobChangedError if the
+    output belongs to another job.
     """
     directory = writer.directory
     source.refuse_output(directory, writer.sample_name)
@@ -378,9 +387,10 @@ def make_job(
 def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings: Any) -> TaskSpec:
     """Make the settings that all tasks of a job share.
 
-    `settings` are further fields of `TaskSpec`. The storage options of the source are remembered,
-    to be sent to workers as secrets. If the writer writes annotations (new columns for rows of
-    files), the source must be files; raises TypeError for a Dask frame.
+    `settings` are further fields of `TaskSpec`: `backend`, `on_error`, `source_field`, `examples`.
+    The storage options of the source are remembered, to be sent to workers as secrets. If the
+    writer writes annotations (new columns for rows of files), raises TypeError for a Dask frame,
+    and ValueError if names of columns collide or no column is new.
     """
     meta = source.meta
     keep_index = source.has_index and writer.keeps_index
@@ -420,7 +430,10 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
 
 
 def input_columns(source: Source) -> pa.Schema | None:
-    """Return the columns that the input's files hold; None if the source is a Dask frame."""
+    """Return the columns that are read from input files; None if the source is a Dask frame.
+
+    Columns from folder names, paths and annotation sets are not included.
+    """
     schema = source.input_schema
     return schema and pa.schema([schema.arrow.field(name) for name in schema.file_fields])
 
@@ -429,7 +442,8 @@ def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sche
     """Return the columns that the stages in `chain` add to the input `source`.
 
     `schema` has all columns of the stages' result. Raises ValueError if none is new, if a stage
-    writes a column of the input, or if a name is one of the columns that annotations always have.
+    writes a column of the input, if a name is one of the columns that annotations always have, or
+    if the reader adds a column of paths.
     """
     if source.reader.path_field is not None:
         raise ValueError(
@@ -455,7 +469,9 @@ def _schema_to_annotate(
 
     It also has `source_field`, the column by which the report counts rows; None: no such column. It
     has all columns if stages may read any, or if bad rows do not raise (`on_error` is not "raise"),
-    because fewer columns could change which rows are left out.
+    because fewer columns could change which rows are left out. If stages need no column, it has one
+    of the files. Tables also get the rows' positions (`has_positions`). Raises ValueError if the
+    input has a column ``_file`` or ``_place``.
     """
     schema = source.input.schema
     if on_error == "raise" and chain.is_row_wise:
@@ -473,8 +489,9 @@ def _schema_to_annotate(
 def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
     """Return the settings that change a job's results, by heading: input, each stage, output.
 
-    Values are dicts of JSON values by name. A later run with other settings is another job, and may
-    not continue this one. `on_error` is not included, so it may change.
+    Headings are such as "input", "input file", "stage 1 Select" and "output". Values are dicts of
+    JSON values by name. A later run with other settings is another job, and may not continue this
+    one. `on_error` is not included, so it may change.
     """
     stages = {
         f"stage {number} {stage.__name__}": describe(stage)

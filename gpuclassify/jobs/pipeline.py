@@ -25,7 +25,7 @@ OPTIONS = ("backend", "on_error", "source_field", "examples")
 
 
 def stage_list(stages: Any) -> list[Any]:
-    """Return stages as a list; raise TypeError for a set, which has no order."""
+    """Return an iterable of stages as a list; raise TypeError for a set, which has no order."""
     check_ordered("stages", stages)
     return list(stages)
 
@@ -45,10 +45,11 @@ class Pipeline(Recipe):
         `ParquetWriter`, or an `AnnotationWriter` for new columns alone; between them classifiers,
         embedders, `Select`, `ToBackend`, or any callable from a plain frame to a plain frame. A
         stage sees one part: do shuffles before, on a Dask frame. All classifiers run in one pass,
-        in which each text is tokenized once.
+        and those with equal tokenizers tokenize each text once.
     backend : {"pandas", "cudf"}
-        Library of the frames that stages get. With "cudf", only workers use cudf. Classifiers
-        alone get pandas frames, because the host tokenizes their texts.
+        Library of the frames that stages get. With "cudf", only workers use cudf. If all stages
+        are classifiers or embedders, files are read as pandas frames, because the host tokenizes
+        the texts.
     on_error : {"raise", "quarantine"}
         Whether a broken file, a line that cannot be read or a row that cannot be scored stops the
         job, or is left out and described in ``_quarantine/`` of the output.
@@ -114,9 +115,10 @@ class Pipeline(Recipe):
     ) -> Plan:
         """Estimate the job from a sample: rows, tokens, time and memory; writes nothing.
 
-        Rows are drawn from all over the input. The tokenizer of each classifier counts their
-        tokens, and the stages are run on some of them in this process. Rows of files are pandas
-        frames for any `backend`. The pipeline needs no writer.
+        Rows are drawn from all over the input. The tokenizer of each classifier counts the tokens
+        of the drawn rows, and the stages are run on some of these rows in this process; functions
+        are run on all of them. Rows of files are pandas frames for any `backend`. The pipeline
+        needs no writer.
 
         Parameters
         ----------
@@ -125,7 +127,8 @@ class Pipeline(Recipe):
         seed : int
             An equal seed draws equal rows; other seeds show how far the estimates vary.
         trial_seconds : float, optional
-            About how long to run the stages. None times nothing, and needs no weights.
+            About how long to run the stages. None times nothing, and needs no weights; functions
+            are run all the same.
 
         Returns
         -------

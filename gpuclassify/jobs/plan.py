@@ -121,7 +121,7 @@ class Plan:
         return html_table("Plan", self._rows())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values by name, for JSON."""
+        """Return the fields by name, as values for JSON; classifiers and time become dicts."""
         return asdict(self)
 
     def _rows(self) -> Iterator[tuple[str, str]]:
@@ -161,10 +161,11 @@ def make_plan(
 ) -> Plan:
     """Plan a job: draw a sample of rows, count its tokens, and run the stages on some of it.
 
-    About `sample_rows` rows are drawn, equal ones for an equal `seed`. The stages run for about
-    `trial_seconds`; None runs nothing. The `chain` of stages is checked already, and prepared if it
-    is to be run. Rows that cannot be read or scored raise, or are left out if `on_error` is
-    "quarantine".
+    About `sample_rows` rows are drawn, equal ones for an equal `seed`. The stages are timed for
+    about `trial_seconds`; None times nothing. Functions among them are also run once on the sample,
+    in either case, because they may drop rows. The `chain` of stages is checked already, and
+    prepared if it is to be timed. Rows that cannot be read or scored raise, or are left out if
+    `on_error` is "quarantine". Raises UnreadableInputError if the input has no rows.
     """
     stored: list[int | None] = [None]
     if isinstance(source, FileSource):
@@ -227,7 +228,8 @@ def make_plan(
 def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
     """Return the rows and columns that a function makes of `frame`, rows of the sample.
 
-    If it fails or changes the index, adds a warning and returns the frame unchanged.
+    If it fails, or its result has index values that are repeated or new, appends a sentence to
+    `warnings`, and returns `frame`.
     """
     try:
         mapped = stage.map_frame(frame)
@@ -248,9 +250,11 @@ def _count(
 ) -> tuple[ClassifierPlan, dict[str, int]]:
     """Tokenize `frame`'s texts; return the mapper's plan, and the bytes of its weights by file.
 
+    The bytes are {} if the sizes of weights are unknown.
     `frame` has the rows of `sample` that this mapper gets, and its index their positions there. At
-    these positions, adds each row's number of tokens to `tokens`, and sets `nulls` to True if the
-    row has no text.
+    these positions, adds the number of tokens that the model reads of each row to `tokens`, and
+    sets `nulls` to True if the row has no text; both arrays have an element for each row of
+    `sample`.
     """
     most, rows = mapper.options.max_chars, frame.index.to_numpy()
     column = mapper.list_texts(frame, None)
@@ -299,9 +303,10 @@ def _time(
 ) -> TimePlan:
     """Time the stages on rows of the sample for about `seconds`, in several runs.
 
-    A row's work is its number in `tokens`. `meter` has measured the CPU load by other processes;
-    None if a model runs on a GPU. `dtypes` is from `Chain.meta_dtypes`. If `on_error` is
-    "quarantine", rows that cannot be scored are left out; otherwise, they raise.
+    A row's work is its number in `tokens`, or 1 if all are 0. `meter` measures the CPU load by
+    other processes; None if a model runs on a GPU. `dtypes` is from `Chain.meta_dtypes`. If
+    `on_error` is "quarantine", rows that cannot be scored are left out; otherwise, they raise.
+    Models that this loads are removed from memory at the end.
     """
     from gpuclassify.inference.residency import MODELS
 
@@ -356,7 +361,8 @@ def time_range(
 
     A run is a pair of units of work and seconds. Returns three numbers of seconds: as measured; at
     the speed of the fastest run, on an idle machine; and at the speed of the slowest run, or under
-    the machine's `load`, if that is longer.
+    the machine's `load`, if that is longer. Without a `load`, the machine counts as idle. Returns
+    zeros if the runs have no units of work.
     """
     if not (units := sum(own for own, _ in runs)):
         return 0.0, 0.0, 0.0

@@ -89,8 +89,10 @@ class Provenance:
     ) -> Provenance:
         """Return the provenance of the output of a job that runs the stages in `chain`.
 
-        `meta` is the input's frame without rows, and `earlier` the provenance of the input. `rules`
-        are sentences on how a recipe drops or changes rows. Long texts and lists are cut.
+        A stage that adds columns gives a `Maker`. A filter gives a condition, and so does a
+        function that adds no column. `meta` is the input's frame without rows, and `earlier` the
+        provenance of the input, whose entries come first. `rules` are sentences on how a recipe
+        drops or changes rows; they become conditions. Long texts and lists are cut.
         """
         makers, conditions = [*earlier.makers], [*earlier.conditions, *rules]
         for mapper in chain.mappers:
@@ -167,7 +169,7 @@ class Provenance:
     def only(self, columns: Collection[str]) -> Provenance:
         """Return the provenance with only these `columns`.
 
-        Makers that made none of them are left out.
+        Makers that made none of them are left out. Inputs, annotation sets and conditions stay.
         """
         makers = [
             replace(maker, columns=kept)
@@ -179,8 +181,9 @@ class Provenance:
     def as_dict(self) -> dict[str, Any]:
         """Return the provenance as a dict of JSON values, which `parse` reads.
 
-        Its keys are ``columns`` (what made each column), ``inputs``, ``annotations`` and
-        ``conditions``. Long lists are cut.
+        Its keys are ``columns`` (a list of `Maker.as_dict`), ``inputs`` (dicts with ``name`` and
+        ``commit``), ``annotations`` (dicts with ``name`` and ``digest``) and ``conditions``
+        (texts). Long lists are cut.
         """
         inputs, sets = self.inputs[:MOST_ENTRIES], self.annotations[:MOST_ENTRIES]
         return {
@@ -195,8 +198,8 @@ class Provenance:
 
         The key is ``gpuclassify``. The value is JSON like `as_dict`, without settings and
         citations. If it would exceed 8,000 bytes, ``columns`` is left out; if it still would, only
-        ``conditions`` (filters and functions that rows have passed) is kept; if that alone does,
-        the result is {}. ``job.json`` has all.
+        ``conditions`` (filters and functions that rows have passed) is kept; if that alone exceeds
+        8,000 bytes, the result is {}. ``job.json`` has all.
         """
         full = self.as_dict()
         full["columns"] = [

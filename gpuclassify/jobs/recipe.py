@@ -1,4 +1,4 @@
-"""Recipe: base of jobs over files, which have a reader, stages, a writer and earlier steps."""
+"""Recipe: base of jobs that have a reader, stages and a writer, and optional steps before these."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ class Recipe(Declared):
 
     @property
     def ledger(self) -> str:
-        """Path in the output of the file that lists finished steps.
+        """Path, relative to the output, of the file that shows that steps are finished.
 
-        Without this file, the other files of the steps' folder are ignored.
+        By default, it is the file of `Steps.ledger`, in `folder`. A recipe that stores its result
+        in another file there overrides it. A restart removes the file before the rest of `folder`.
         """
         return f"{self.folder}/{LEDGER}"
 
@@ -89,19 +90,23 @@ class Recipe(Declared):
         """
 
     def job_settings(self) -> dict[str, Any]:
-        """Return further arguments for `gpuclassify.jobs.job.make_job`."""
+        """Return further keyword arguments for `gpuclassify.jobs.job.make_job`; by default none."""
         return {}
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the recipe's settings that change results; a run with other ones is another job.
 
-        They are dicts of JSON values by heading, such as the name of the class.
+        They are dicts of JSON values by heading, such as the name of the class; {} if there are no
+        such settings.
         """
         return describe_settings(type(self).__name__, self) if self.identity() else {}
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Numbers and sections that the recipe adds to the report; its stages add their own."""
+        """Numbers and sections that the recipe adds to the report; by default none.
+
+        Its stages add their own.
+        """
         return ()
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
@@ -111,26 +116,28 @@ class Recipe(Declared):
         their results, so that finished ones are read and not run again. `last_pass` gets the
         results, whose type the recipe decides, such as a table of rows to drop. `is_done` tells
         that an earlier run has written all documents, so that a recipe may skip steps that only
-        writing needs.
+        writing needs. Only called if `folder` is set. Default: no steps, and None.
         """
 
     def last_pass(self, job: RecipeJob, results: Any) -> Job:
         """Return the job that reads the input once more and writes documents.
 
-        `job` is the planned job, and `results` is what `take_steps` returned: a recipe adds a stage
-        that applies them, such as by `RecipeJob.with_stages`. Default: the planned job.
+        `job` is the planned job, and `results` is the return value of `take_steps`: a recipe adds a
+        stage that applies it, such as by `RecipeJob.with_stages`. Only called if `folder` is set.
+        Default: the planned job.
         """
         return job
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> Any:
-        """Return the result of `run`; default: the summary of the written documents.
+        """Return the result of `run`; default: `summary`, which is about the written documents.
 
-        `steps` has the results of the steps.
+        `job` is the planned job, and `steps` has the results of the steps. Only called if `folder`
+        is set; otherwise, `run` returns the `JobSummary`.
         """
         return summary
 
     def numbers(self, summary: Any) -> list[str]:
-        """Return the lines that a command prints at its end, from the result of `run`.
+        """Return the lines that a command prints at its end; `summary` is the result of `run`.
 
         Default: none; the command then prints labels and totals.
         """
@@ -148,6 +155,8 @@ class Recipe(Declared):
     ) -> RecipeJob:
         """Find the parts and check everything that can be checked without workers; writes nothing.
 
+        Returns the planned job, for its method `run`.
+
         Parameters
         ----------
         restart, verify, accept_changed_code
@@ -164,7 +173,8 @@ class Recipe(Declared):
         JobChangedError
             The output has parts of a job that differs from this one, and `restart` is false.
         DamagedMetadataError
-            The metadata of the output is damaged, and `restart` is false.
+            The metadata of the output is damaged, no record there is of a part of this job, and
+            `restart` is false.
         FileExistsError, NotADirectoryError
             The output has data files that no job wrote, or is a file.
         ValueError
@@ -185,7 +195,8 @@ class Recipe(Declared):
     ) -> RecipeJob:
         """Make and check the job of a reader, a writer and stages; writes nothing.
 
-        `options` say how to treat the output of earlier runs. Raises the errors of `prepare`.
+        `options` say how to treat the output of earlier runs. The models of stages are looked up.
+        Raises the errors of `prepare`.
         """
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
@@ -263,14 +274,16 @@ class Recipe(Declared):
             other code, or a library that computes a stage's results another version. Use it if you
             know that the rows are the same. Nothing else may differ.
         report : callable, optional
-            ``report(parts_done, parts, summary_so_far)``, called at first and after every part; for
-            a recipe with steps, ``report(step, done, of, summary)``. Default: a live line on a
-            terminal, a widget in a notebook, or a line a minute in Python's log.
+            ``report(parts_done, parts, summary_so_far)``, called at first, after every part and
+            after every joined file; for a recipe with steps, ``report(step, done, of, summary)``,
+            also for the parts of steps. Default: a live line on a terminal, a widget in a notebook,
+            or a line a minute in Python's log.
 
         Returns
         -------
         JobSummary
-            For a recipe with steps, the summary of the last one, or the recipe's own result.
+            For a recipe with steps, the summary of the last pass, or the recipe's own result. If an
+            annotation set has several jobs, the summary of the last one.
 
         Raises
         ------
@@ -292,7 +305,10 @@ class Recipe(Declared):
     # Display.
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes the recipe, a line for each stage; `show` is not used."""
+        """Return the call that makes the recipe as Python code, with a line for each stage.
+
+        Settings that are None are left out. `show` is not used.
+        """
         settings = self.settings()
         first = [setting.name for setting in fields(self) if not setting.kw_only]
         lines = []
@@ -307,7 +323,7 @@ class Recipe(Declared):
         return f"{type(self).__name__}(\n{''.join(lines)})"
 
     def script(self) -> str:
-        """Return Python code that makes the recipe, with its imports."""
+        """Return Python code that makes the recipe: import statements, and the call of `code`."""
         things: list[Any] = [type(self)]
         for value in self.settings().values():
             things += value if isinstance(value, list) else [value]
@@ -347,13 +363,18 @@ class RecipeJob(Job):
         return show
 
     def documents(self) -> LazyFrame:
-        """Return a Dask frame of the input's documents, with a partition for each part."""
+        """Return a lazy Dask frame of the input's documents, with a partition for each part.
+
+        Unreadable files, lines and rows raise, or are left out, as the recipe's `on_error` says. If
+        the recipe reads a Dask frame, that frame is returned.
+        """
         return self.source.frame(self.recipe.on_error, self.recipe.backend)
 
     def sample(self, rows: int) -> Frame | None:
         """Draw up to `rows` rows from all over the input, always the same ones.
 
-        Returns None if the input has no rows, or if a drawn file cannot be read.
+        Returns None if the input has no rows, or if a drawn file cannot be read and the recipe's
+        `on_error` is not "quarantine".
         """
         try:
             if isinstance(self.source, FileSource):
@@ -365,20 +386,21 @@ class RecipeJob(Job):
         return drawn.frame
 
     def with_stages(self, mappers: Iterable[PartitionMap]) -> RecipeJob:
-        """Return the job with other stages, which must give the same columns.
+        """Return a copy of the job with `mappers` in place of all of its stages.
 
-        `mappers` replace all stages of the job.
+        They must give the same columns, which is not checked.
         """
         chain = Chain(tuple(mappers))
         meta_dtypes = chain.meta_dtypes(self.source.meta)
         return replace(self, spec=replace(self.spec, chain=chain, meta_dtypes=meta_dtypes))
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run or continue the job; return the recipe's result.
+        """Run or continue the job; return its summary, or `Recipe.result` for a recipe with steps.
 
-        Without a `client`, everything runs in this process. `report` is called at first and after
-        every part: as ``report(parts_done, parts, summary_so_far)``, and for a recipe with steps as
-        ``report(step, done, of, summary)``.
+        Without a `client`, everything runs in this process. `report` is called at first, after
+        every part and after every joined file: as ``report(parts_done, parts, summary_so_far)``,
+        and for a recipe with steps as ``report(step, done, of, summary)``, also for the parts of
+        steps.
         """
         if not self.recipe.folder:
             return super().run(client, report)

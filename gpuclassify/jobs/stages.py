@@ -46,7 +46,10 @@ class Function(PartitionMap):
         return True
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError unless the callable accepts an empty frame, which a part may be."""
+        """Raise ValueError unless the callable accepts `frame` without its rows.
+
+        A part may have no rows.
+        """
         try:
             self.meta(frame)
         except Exception as err:
@@ -55,7 +58,10 @@ class Function(PartitionMap):
             ) from err
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the function's result for a frame without rows, which shows its columns."""
+        """Return the function's result for `frame` without rows, which shows the columns.
+
+        The function is called. Rows of its result are left out.
+        """
         return self.map_frame(frame.iloc[:0]).iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Frame:
@@ -133,8 +139,9 @@ class ToBackend(PartitionMap):
 def as_chain(stages: Iterable[object]) -> Chain:
     """Join stages into one mapper, which runs them in order.
 
-    Stages are mappers, such as classifiers, and functions from a frame to a frame. Raises TypeError
-    for other objects.
+    Stages are mappers, such as classifiers, and functions from a frame to a frame, which become
+    `Function` stages. A chain is replaced by its members. Raises TypeError for other objects, such
+    as classes of mappers, and if `stages` is a set.
     """
     check_ordered("stages", stages)
     return Chain(tuple(_iterate_mappers(stages)))
@@ -174,7 +181,10 @@ def describe_settings(
 
 
 def shown(stage: Any) -> str:
-    """Return a stage as one line of code, for messages; a Dask frame is abbreviated."""
+    """Return a stage or the value of a setting as Python code, for messages and reports.
+
+    A Dask frame is abbreviated, and a function is its qualified name.
+    """
     import dask
 
     if dask.is_dask_collection(stage):
@@ -187,8 +197,8 @@ def shown(stage: Any) -> str:
 def import_lines(things: Iterable[object]) -> str:
     """Return the import statements that code with these classes, functions and instances needs.
 
-    Imports for mappers inside other stages are included. Definitions of a script or inside a
-    function cannot be imported, and have no line.
+    The text has a line for each module, sorted. Imports for mappers inside other stages are
+    included. Definitions of a script or inside a function cannot be imported, and have no line.
     """
     import dask
 

@@ -1,4 +1,4 @@
-"""Steps of a recipe: intermediate results, kept in the output until documents are written."""
+"""Steps of a recipe: intermediate results, kept in the output so that later runs continue."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ class Steps:
     Each is a step with a name. A frame is written part by part as the output of a separate job, and
     read from there, so that nothing stays in memory between two steps, and an interrupted step
     continues part by part. Damaged parts are computed again. Steps of a job with other settings are
-    ignored.
+    ignored. `folder` is the path of the steps' folder in the output of `job`. Attribute `ledger` is
+    a dict of JSON values: ``key``, the key of the job, ``steps``, a dict with ``rows`` and
+    ``seconds`` of each finished step by name, and the values that `note` stored.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Steps:
         self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
-        """Return the function to report progress of the step `name`, an intermediate result.
+        """Return the function to report progress of the step `name`, or of the job's last pass.
 
         It is called as ``report(parts_done, parts, summary)``. Returns None if the job was run
         without a ``report`` function, so that progress is not reported.
@@ -102,8 +104,8 @@ class Steps:
         """Raise PreflightError unless the client's workers can run these mappers.
 
         They must have the client's versions of packages, and run the mappers' models. No two may
-        use one GPU if a model or `backend`, the library of the frames ("pandas" or "cudf"), uses
-        GPUs. Missing GPUs are not looked for. Without a client, nothing is checked.
+        use one GPU if a model or `backend`, the library of the frames ("pandas" or "cudf"), may use
+        GPUs. Workers without a GPU pass. Without a client, nothing is checked. See `check_cluster`.
         """
         if self.client is not None:
             check_cluster(self.client, mappers, backend)
@@ -114,14 +116,17 @@ class Steps:
             report(0, 1, JobSummary())
 
     def is_done(self, name: str) -> bool:
-        """Return whether the step `name` is finished, by this or an earlier run of the job."""
+        """Return whether this or an earlier run of the job has finished the step `name`.
+
+        Only the ledger is read: files of the step may be missing or damaged.
+        """
         return name in self.ledger["steps"]
 
     def holds(self, name: str) -> bool:
         """Return whether all files of a step exist and are undamaged, so that it can be skipped.
 
-        Files of another job do not count. A step that was interrupted after its last part is
-        finished here.
+        The files are read, unless the run's option `verify` is "size". Files of another job do not
+        count. A step that was interrupted after its last part is finished here.
         """
         try:
             manifest = self.manifest(name)
@@ -142,8 +147,10 @@ class Steps:
     def keep(self, name: str, frame: LazyFrame) -> LazyFrame:
         """Write a Dask frame as the files of a step, and return a frame that reads these files.
 
-        There is a file for each partition. Partitions that an earlier run wrote are not computed
-        again.
+        There is a file for each partition. The index is not stored, and the returned Dask frame is
+        lazy, of pandas frames. Partitions that an earlier run wrote are not computed again, unless
+        their files are damaged. If the step's folder has files of another job, or its metadata is
+        damaged, all partitions are computed again, with a warning in the log.
         """
         source = FrameSource(frame, {"step": self._identity(name, frame.npartitions)})
         make = functools.partial(
@@ -175,21 +182,31 @@ class Steps:
         return make_job(source, chain, writer, options, **settings)
 
     def read(self, name: str) -> LazyFrame:
-        """Return a Dask frame that reads the files of a finished step, a partition for each."""
+        """Return a lazy Dask frame that reads the files of a finished step, a partition for each.
+
+        The first file is also read now, for the columns and dtypes. Frames are pandas frames.
+        """
         names = self.manifest(name).names()
         return self._stored(name, names, read_rows(names[0], self.folder(name)).iloc[:0])
 
     def folder(self, name: str) -> Store:
-        """Return the folder of a step's files. Raises if it is a link."""
+        """Return the folder of a step's files. Raises ValueError if it is a link."""
         self._directory.path(f"{self._folder}/{name}")  # raises for a link
         return self._directory.below(f"{self._folder}/{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Read the manifest of a step's files: its settings, and records of its parts."""
+        """Return the `Manifest` of a step that has begun, made from the step's job.json.
+
+        Raises FileNotFoundError if the step has not begun, and DamagedMetadataError if job.json is
+        damaged.
+        """
         return replace(manifest_of(self.folder(name)), options=self._options)
 
     def source(self, name: str) -> Source:
-        """Return the source of a finished step's files, one part per file."""
+        """Return the source of a finished step's files, one part per file.
+
+        The storage options to read them are sent to the workers of the current client.
+        """
         folder = self.folder(name)
         options: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
         reader = ParquetReader(folder.address, storage_options=folder.storage_options, **options)
@@ -199,10 +216,12 @@ class Steps:
         return source
 
     def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, Any]:
-        """Move the quarantine files of a step to the job's output, and remove the step's data.
+        """Copy a step's quarantine files to the output of `job`, and remove the step's data files.
 
-        The step must have as many parts as the `job`. Writes the step's report, with these report
-        `parts`, and returns it as JSON values. Returns {} if the step was never begun.
+        Raises ValueError unless the step and the `job` have equal numbers of parts. First writes
+        the report of the step into the step's folder, with sections by `parts`, and returns the
+        content of its ``report.json``. Metadata, report and quarantine files of the step stay.
+        Returns {}, and does nothing, if the step was never begun.
         """
         folder = self.folder(name)
         if not folder.has(JOB):
@@ -228,13 +247,14 @@ class Steps:
         return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
 
     def run_tasks(self, tasks: list[Delayed]) -> Iterator[Any]:
-        """Yield the results of delayed tasks, in order of completion."""
+        """Yield the results of delayed tasks in order of completion, as `compute_tasks` does."""
         return compute_tasks(self.client, tasks)
 
     def compute(self, name: str, tasks: Sequence[Delayed]) -> list[Any]:
         """Compute delayed tasks as the step `name`, and return their results in any order.
 
-        Marks the step as finished in the ledger, but does not store the results; `note` can.
+        Reports progress, and marks the step as finished in the ledger. Does not store the results;
+        `note` can.
         """
         results: list[Any] = []
         started, summary = time.perf_counter(), JobSummary()
@@ -258,7 +278,7 @@ class Steps:
         self._write_ledger()
 
     def remove(self, but: Collection[str]) -> None:
-        """Remove the files of all steps except the ones named in `but`."""
+        """Remove the folders of all steps except the ones named in `but`; the ledger stays."""
         for name in {*self._directory.folders(self._folder)} - {*but}:
             self._directory.remove_folder(f"{self._folder}/{name}")
 

@@ -34,7 +34,7 @@ ANNOTATED = "annotated"
 
 
 class AnnotationError(UnreadableInputError):
-    """Error for annotations that are damaged, incomplete, or belong to another input."""
+    """Error for annotations that are damaged or incomplete, or do not fit the input or new ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,9 @@ class AnnotationReader:
     """Reader of the annotation columns of one part, the input of one task.
 
     `part` is a `Part`, and `schema` the `InputSchema`. A part consists of pieces, each a range of
-    one input file, which the methods take. Each annotation file is opened once, and only the row
-    groups with rows of the part are read.
+    one input file, which the methods take. The constructor reads all annotations of the part: it
+    opens each annotation file once, and reads the row groups from the part's first row in the file
+    to its last. It raises AnnotationError if a file is damaged.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
@@ -152,9 +153,9 @@ class AnnotationReader:
 
         Single lines and rows do not count; `unreadable` returns them. A piece is a `Part` without
         `followers`: row groups of a Parquet file, or a byte range of JSON lines. The result is True
-        if an annotation set (columns that a job wrote for the rows of these files) covers the
-        piece's file but has no row of the piece. It is also True if a task of that job read rows of
-        the piece, and could not read some file or range.
+        if an annotation set (columns that a job wrote for the rows of these files) has no row of
+        the piece, although its job for the piece's file is finished. It is also True if a task of
+        that job read rows of the piece, and could not read some file or range.
         """
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
@@ -215,8 +216,9 @@ def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
     """Return the positions in the input file of the rows of an annotation range, int64 (rows,).
 
     Positions are row numbers (Parquet) or byte offsets (JSON lines). `table` has the annotation
-    file's rows of the range `rows`, with their columns for file and position. Raises ValueError if
-    they name another input file, or if positions do not ascend from `rows.low` to `rows.high`.
+    file's rows of the range `rows`, with their column for the file, and for the position unless the
+    range is dense. Raises ValueError if rows name another input file than `rows.file`, or if
+    positions do not ascend from `rows.low` to `rows.high`.
     """
     if not pc.all(pc.equal(table[FILE], rows.file)).as_py():
         raise ValueError(
@@ -268,8 +270,9 @@ def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def naming_damage(folder: str, name: str) -> Iterator[None]:
     """Convert errors from reading a damaged annotation file to AnnotationErrors that name the file.
 
-    `folder` is the address of the annotation set, and `name` the file's path in it. Values in the
-    file may be missing or of any type, because anybody may have written it.
+    `folder` is the address of the annotation set, and `name` the file's path in it. A missing file
+    counts as damaged, and so does a file with missing values or values of other types, because
+    anybody may have written it. AnnotationError, PermissionError and TimeoutError pass unchanged.
     """
     try:
         yield

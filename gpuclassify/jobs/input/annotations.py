@@ -68,7 +68,8 @@ class FileAnnotations:
 class AnnotationSet:
     """Annotation set, as the records of its jobs describe it.
 
-    It is a folder of Parquet files with columns that jobs wrote for the rows of input files.
+    It is a folder of Parquet files with columns that jobs wrote for the rows of input files. `open`
+    reads the jobs, and `read_records` adds row ranges, `digests` and `columns`.
     """
 
     store: Store
@@ -86,7 +87,10 @@ class AnnotationSet:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the annotation files' digests in order; equal for sets of equal content."""
+        """SHA-256 of the annotation files' digests in order, such as "sha256:1a2b...".
+
+        It is equal for sets of equal content. `read_records` must have been called.
+        """
         content = "".join(self.digests).encode("utf-8", "backslashreplace")
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
@@ -115,7 +119,8 @@ class AnnotationSet:
         """Open the set at the path or URL `name`, and read the ``job.json`` of each of its jobs.
 
         ``NAME=prefix_`` prefixes the names of its columns in frames. Raises FileNotFoundError if no
-        job wrote there, and AnnotationError if a job wrote rows there instead of annotations.
+        job wrote there, DamagedMetadataError if a ``job.json`` is damaged, and AnnotationError if a
+        job wrote rows there instead of annotations.
         """
         address, _, prefix = name.rpartition("=")
         if not address or not prefix.endswith("_") or "/" in prefix:
@@ -182,8 +187,10 @@ class AnnotationSet:
     def read_records(self) -> None:
         """Read row ranges, digests and columns of the annotation files from the jobs' records.
 
-        They are stored in `files`, `digests` and `columns`. Raises AnnotationError if a file or a
-        record is missing or damaged, or if ranges of two annotation files overlap.
+        They are added to `files`, `digests` and `columns`, so call it once. A job is skipped if
+        later jobs annotated all of its files again; parts that an unfinished job lacks are not
+        missing. Raises AnnotationError if a file or a record is missing or damaged, if ranges of
+        two annotation files overlap, or if columns of jobs have no common type.
         """
         for folder, job in self.jobs.items():
             latest = {name for name, file in self.files.items() if file.folder == folder}
@@ -234,7 +241,7 @@ class AnnotationSet:
                     break
 
     def input_columns(self, folder: str) -> pa.Schema | None:
-        """Return the columns of the input of the job in `folder`; None if it did not record them.
+        """Return the columns of the input files of the job in `folder`; None if not recorded.
 
         Raises AnnotationError if the record is damaged.
         """
@@ -250,8 +257,9 @@ class AnnotationSet:
     def _merge_columns(self, name: str) -> pa.Schema:
         """Return `columns`, with types widened to hold the values of the annotation file `name`.
 
-        Raises ValueError if names of columns differ, and AnnotationError if there is no common
-        type.
+        If `columns` is empty, the result has the columns of the file without bookkeeping ones.
+        Raises ValueError if names of columns differ or a bookkeeping column is missing, and
+        AnnotationError if there is no common type, unless the file has only nulls in the column.
         """
         with self.folder(name).reading() as file:
             metadata = pq.read_metadata(file)
@@ -422,11 +430,12 @@ def add_annotations(
     """Return the parts of an input with the columns of annotation sets.
 
     A part is a slice of the input that one task reads, and an annotation set has columns that jobs
-    wrote for the rows of input files. `plan` is the input without them. `paths` are the reader's
-    paths, and `listed` the names of all files found there, including files that are not read.
-    Raises AnnotationError unless the sets annotate these files in their present state; with
-    `is_complete`, also if annotations are missing. Raises UnreadableInputError if two columns have
-    one name.
+    wrote for the rows of input files. `plan` is the input without annotations. `sets` must have
+    read their records. `paths` are the reader's paths, and `listed` the names of all files found
+    there, including files that are not read. `storage_options` are fsspec's options for the files.
+    Raises AnnotationError if a set annotates none of the files, or if a file has changed since it
+    was annotated; with `is_complete`, also if annotations are missing. Raises UnreadableInputError
+    if two columns have one name.
     """
     stores = [open_store(path, storage_options) for path in paths]
 

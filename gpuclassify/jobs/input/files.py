@@ -50,7 +50,10 @@ _digests: dict[tuple[str, str], str] = {}
 
 
 class BrokenInputError(UnreadableInputError):
-    """Error for an unreadable file, line or row, unless ``on_error="quarantine"`` allows it."""
+    """Error for an unreadable file, line or row that is not left out.
+
+    With ``on_error="quarantine"``, it is raised only if nothing of the input can be read.
+    """
 
 
 class ChangedInputError(UnreadableInputError):
@@ -61,8 +64,9 @@ class ChangedInputError(UnreadableInputError):
 class InputFile:
     """Input file, or a folder of the input that cannot be listed.
 
-    `version` is the file's ETag, the time of its last change, or a digest of its content. If it is
-    a digest, `stamp` is the ETag or the time that the file had when the digest was computed.
+    `version` is the file's ETag, the time of its last change, or a digest of its content; "" if
+    unknown. If it is a digest, `stamp` is the file's state when the digest was computed: mtime,
+    ctime and inode of a local file, or else the ETag or time.
     """
 
     path: str  # path or URL as listed: folder names in it may give columns
@@ -85,9 +89,10 @@ class InputFile:
 def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFile]:
     """Find the files that `inputs` name, sorted within each input, without duplicates.
 
-    `inputs` are paths, folders, globs or URLs. Unreadable files and folders come last, with their
-    problems. Raises UnreadableInputError if one of `inputs` matches no data file, or if no file can
-    be read.
+    `inputs` are paths, folders, globs or URLs. Only files whose names are of Parquet or JSON lines
+    are found. Unreadable files and folders come last, with their problems. Raises
+    UnreadableInputError if one of `inputs` matches no data file, if no file can be read, or if
+    `inputs` is empty.
     """
     commits: dict[Any, str] = {}
     stores = [open_store(str(name), storage_options).pin(commits) for name in inputs]
@@ -122,9 +127,9 @@ def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[
 def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[InputFile]:
     """Return the files with SHA-256 digests of their content as versions.
 
-    All bytes are read, from several files at a time. Versions stay as they are for unreadable
-    files, for files of the Hub at a commit, and for files with ETags of object stores, which change
-    with every write.
+    All bytes are read, from several files at a time, and `stamp` is set. Versions stay as they are
+    for files with a `problem`, for files of the Hub at a commit, and for files with ETags of object
+    stores, which change with every write.
     """
 
     def digested(file: InputFile) -> InputFile:
@@ -294,7 +299,8 @@ def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 def _page_header(content: bytes, at: int) -> tuple[dict[int, int], int]:
     """Parse a page's header, a struct in Thrift's compact protocol at offset `at` of `content`.
 
-    Returns its int32 fields by number, and its end offset. Raises IndexError if it is truncated.
+    Returns its int32 fields by number, and its end offset. Raises IndexError if it is truncated,
+    and BrokenContentError if a field has a type that Parquet does not use.
     """
     numbers: dict[int, int] = {}
     field = 0

@@ -88,12 +88,12 @@ class BadLine:
 
 
 def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int, bytes]:
-    """Read the lines that begin in ``[start, start + length)``.
+    """Read the lines that begin in the byte range ``[start, start + length)`` of an open file.
 
-    Returns the offset of the first line, and the lines' content. The last line is whole, but if it
-    has more than `most` bytes, it is cut soon after them. Only reads forwards, which is one request
-    to a store with read-ahead. (`fsspec`'s ``read_block`` searches the end first, and then goes
-    back.)
+    Returns the offset of the first line, and the lines' content; ``(start + length, b"")`` if the
+    range is in the middle of a line or after the file's end. The last line is whole, but if it has
+    more than `most` bytes, it is cut soon after them. Only reads forwards, which is one request to
+    a store with read-ahead. (`fsspec`'s ``read_block`` searches the end first, and then goes back.)
     """
     begin, end = start, start + length
     if start:  # Skip the line that begins before the range.
@@ -245,9 +245,10 @@ def parse(
 ) -> pa.Table:
     """Parse JSON lines into an Arrow table, with a row for each line that is not blank.
 
-    Without a schema, columns are inferred. If a line has fields that the schema lacks, they are
-    left out if `is_projected`, and otherwise the line is bad. Columns of Arrow's JSON type get the
-    text of their values. Halves of surrogate pairs become U+FFFD in fields that are left out; with
+    `lines` keep their line breaks. Without a schema, columns are inferred. If a line has fields
+    that the schema lacks, they are left out if `is_projected`, and otherwise the line is bad; only
+    a single line may have such fields if they are null. Columns of Arrow's JSON type get the text
+    of their values. Halves of surrogate pairs become U+FFFD in fields that are left out; with
     `replaces`, also in all columns except JSON. A bad line raises one of `BROKEN_LINES`:
     ValueError, RecursionError or pa.ArrowException.
     """
@@ -328,9 +329,10 @@ def parse_good(
 ) -> tuple[pa.Table, list[BadLine]]:
     """Parse JSON lines at `offset` of a file into a table of good lines, and a list of bad ones.
 
-    Fields that the schema lacks are left out if `is_projected`; otherwise their lines are bad.
-    Halves of surrogate pairs in columns of the schema become U+FFFD with `replaces`; otherwise
-    their lines are bad. In columns of Arrow's JSON type, the escapes of halves always stay.
+    Fields that the schema lacks are left out if `is_projected`; otherwise their lines are bad,
+    unless they are null. Halves of surrogate pairs in columns of the schema become U+FFFD with
+    `replaces`; otherwise their lines are bad. In columns of Arrow's JSON type, the escapes of
+    halves always stay. Blank lines give no row.
     """
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
@@ -341,7 +343,10 @@ def parse_good(
 
 
 def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield offset and lines of blocks of about 16 MiB, so that few lines are in memory."""
+    """Yield the offset in `content` and the lines of blocks of about 16 MiB.
+
+    So few lines are in memory at a time.
+    """
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
@@ -389,7 +394,7 @@ def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType
     `columns` is the schema of an input that also has Parquet files, and `in_lines` the schema that
     its JSON lines alone would have. A column is parsed with its type `in_lines` if that is JSON, or
     if pyarrow cannot parse JSON as the type in `columns`. The result has types by name; None means
-    that lines cannot hold the column.
+    that pyarrow cannot parse the column's type, and that `in_lines` lacks the column.
     """
     types: dict[str, pa.DataType | None] = {}
     own = {field.name: field.type for field in in_lines}
@@ -436,9 +441,10 @@ def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
 def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Schema]:
     """Count JSON lines by the Arrow schema that pyarrow infers for them.
 
-    Adjacent lines whose types fit together have one schema. Where types conflict, the lines are
-    bisected into runs without conflict; bad lines are not counted. `texts` are names of columns
-    that hold any JSON, and are read as text.
+    `content` is a block of whole lines. Adjacent lines whose types fit together have one schema.
+    Where types conflict, the lines are bisected into runs without conflict; counting ends after
+    `MOST_RUNS` runs and bad lines. Bad lines and blank lines are not counted. `texts` are names of
+    columns that hold any JSON, and are read as text.
     """
     lines = io.BytesIO(content).readlines()
     for index, line in enumerate(lines if texts else ()):
@@ -484,13 +490,14 @@ def frequent_columns(
 
 
 def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
-    """Return the schema with int64 or uint64 for floats, at any nesting, that are all integers.
+    """Return the schema with int64 or uint64 in place of floats if all sampled values are integers.
 
-    `samples` are blocks of the JSON lines from which pyarrow inferred the schema. It infers
-    floating point if one integer exceeds int64, and then all of them lose digits, such as
-    identifiers that are 64-bit hashes. The type is uint64 if some integers exceed int64 and none is
-    negative. Integers that exceed 64 bits do not count; if there are no others, the column stays
-    floating point. Columns that lose digits anyway are logged.
+    Items of lists and fields of structs are changed, too. `samples` are blocks of the JSON lines
+    from which pyarrow inferred the schema. It infers floating point if one integer exceeds int64,
+    and then all of them lose digits, such as identifiers that are 64-bit hashes. The type is uint64
+    if some integers exceed int64 and none is negative. Integers that exceed 64 bits do not count;
+    if there are no others, the column stays floating point. Columns that lose digits anyway are
+    logged.
     """
     if "double" not in str(schema.types):
         return schema
@@ -623,7 +630,7 @@ def _check_depth(schema: pa.Schema) -> None:
 
 
 def _check_objects_stay_empty(lines: Sequence[bytes], schema: pa.Schema) -> None:
-    """Raise BadLineError if an object that is empty in all samples has fields in these lines."""
+    """Raise one of `BROKEN_LINES` if an object without fields in `schema` has some in the lines."""
     names = [field.name for field in schema if holds_no_fields(field.type)]
     if names:
         records = [json.loads(text) for line in lines if (text := line.strip(_BLANKS))]

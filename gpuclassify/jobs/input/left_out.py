@@ -37,9 +37,10 @@ def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
 
 @contextlib.contextmanager
 def left_out_logged() -> Iterator[None]:
-    """Log the number of files, lines and rows that reading left out in the block.
+    """Log the number of files, lines and rows that reading left out in the block, as a warning.
 
-    If blocks are nested, only the outermost one logs.
+    It is logged at the end of the block, if there are any. Reading by workers of the current client
+    counts, too. If blocks are nested, only the outermost one logs.
     """
     counts: dict[str, Mapping[str, int]] = {}
     client = _client()

@@ -219,11 +219,13 @@ class PartFinder:
     ) -> InputSchema:
         """Return the columns of the Parquet files and of `samples` of JSON lines.
 
-        Only the columns in `fields` are kept; None keeps all. `problems` are files and byte ranges
-        that could not be sampled. They are used only if no file has a column that can be read: then
-        the first problem, of these or of the other files, is the reason in the
-        UnreadableInputError. The error is also raised if a column's types have no common type, or
-        if a column is missing.
+        Columns from folder names follow, and the reader's column of paths. Only the columns in
+        `fields` and the column of paths are kept; None keeps all except nameless indexes of Parquet
+        files. `problems` are files and byte ranges that could not be sampled. They are used only if
+        no file has a column that can be read: then the first problem, of these or of the other
+        files, is the reason in the UnreadableInputError. The error is also raised if a column's
+        types have no common type, if a column is missing, or if the reader has `types` but no JSON
+        lines.
         """
         in_tables = self._in_tables
         types = dict(self.reader.types or {})
@@ -348,7 +350,8 @@ class PartFinder:
         """Return the parts of a Parquet file: runs of row groups, or shares of a run's rows.
 
         A part is a slice that one task reads. `offset` is the file's byte offset in the input, that
-        is, the decompressed bytes of all files before it.
+        is, the decompressed bytes of all files before it. A file that is broken or does not fit
+        `schema` is one part with a `problem`.
         """
         footer = self._footers[file.path]
         problem = footer.problem or _misfit(file, footer, schema, self.needed)
@@ -395,7 +398,8 @@ class PartFinder:
     ) -> InputParts:
         """Join neighbouring whole files into parts, and return all parts of the input.
 
-        `sizes` are uncompressed bytes (None if unknown), and `offsets` byte offsets in the input.
+        `sizes` are uncompressed bytes (None if unknown), and `offsets` byte offsets in the input,
+        both by path.
         """
         most, room_sizes = self.reader.files_per_partition, part_sizes
         if self.reader.part_bytes is None and (most or len(self.files) <= FEW_FILES):
@@ -601,6 +605,7 @@ def sampled_schema(
     Columns named in `texts` get the type JSON. Columns of `known` are always in the result; if its
     types conflict with those of the samples, the latter win. If `kept` is given and there are more
     than 500 columns, columns in less than 1% of the lines are left out, unless `kept` names them.
+    Timestamps become text, and columns with objects of more than 500 fields become JSON.
     """
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
@@ -630,8 +635,9 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int, ...]]:
     """Join adjacent row groups into runs at least as large as a part; only the last may be smaller.
 
-    Returns the indices of each run's row groups. `sizes` gives the size of a part, a slice that one
-    task reads. `offset` is the file's byte offset in the input, all files in sequence.
+    Returns the indices of each run's row groups; a file without row groups has one run without any.
+    `sizes` gives the size of a part, a slice that one task reads. `offset` is the file's byte
+    offset in the input, all files in sequence.
     """
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
@@ -651,8 +657,10 @@ def _misfit(
 ) -> str | None:
     """Return the reason why a Parquet file does not fit the columns of `common`, or None.
 
-    Types of its columns must fit. Columns in `needed` must be in the file if other files have them;
-    it may lack others, which become null. Neither is checked in a file without rows.
+    No two of its columns in `common` may have one name. Types of its columns must fit, and folder
+    names may not give a column that other files hold. Columns in `needed` must be in the file if
+    other files have them; it may lack others, which become null. In a file without rows, only names
+    are checked.
     """
     schema = common.arrow
     known = set(schema.names)

@@ -64,7 +64,7 @@ CURES = {
 
 @dataclass(frozen=True)
 class Part:
-    """Piece of an input that a task reads: row groups of a Parquet file, or a byte range of lines.
+    """Slice of an input that a task reads: row groups of a Parquet file, or a byte range of lines.
 
     A line belongs to the part in whose byte range it begins, after decompression. A `share` limits
     the part to a fraction of its rows or bytes. Several small files may form one part: each file is
@@ -342,9 +342,10 @@ def read_table(
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read row groups of a Parquet file, or a byte range of a JSON lines file.
 
-    Returns the good rows, the problems, and the fraction of the file that was read, which is
-    below 1 only if `part` is a whole file and ``limit.stored_bytes`` stopped the reading. The table
-    has the columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`.
+    `part` has no `followers`. `limit` ends the reading of a whole JSON lines file early; it is
+    ignored for other parts. Returns the good rows, the problems, and the fraction of the file that
+    was read, which is below 1 only if ``limit.stored_bytes`` stopped the reading. The table has the
+    columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`.
 
     `annotations` reads columns that earlier jobs wrote for the same rows; None makes such a reader
     if the schema has annotation columns. If these are all columns, and exist for every row, the
@@ -439,14 +440,20 @@ def add_path_columns(table: pa.Table, path: str, schema: InputSchema) -> pa.Tabl
 
 
 class RowChoice(Protocol):
-    """Rule that selects rows by some of their columns, such as a condition."""
+    """Rule that selects rows by some of their columns, such as a condition.
+
+    Several threads may call it at once, each with rows of one file.
+    """
 
     @property
     def read_fields(self) -> tuple[str, ...]:
         """Names of the columns that the rule reads."""
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return a mask of the selected rows, bool (rows,)."""
+        """Return a mask of the selected rows, bool (rows,).
+
+        `columns` has the columns in `read_fields`, and maybe others.
+        """
 
 
 def read_chosen(
@@ -658,7 +665,7 @@ def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
     """Return the error to raise for a problem of a part.
 
     Its message names the file and the line, byte or row, and ends with the advice of `CURES` for
-    `on_error`.
+    `on_error`, "raise" or "whole". For the line number, the file may be read up to the line.
     """
     where = str(part)
     if problem.offset is not None:

@@ -1,7 +1,8 @@
 """Parquet and JSON lines files as the input of a job, or as a lazy Dask frame.
 
-A part is a run of row groups of a Parquet file or a byte range of a JSON lines file, so that a
-large file is several tasks. All parts have the same dtypes, which are inferred beforehand.
+A part is a run of row groups of a Parquet file, a byte range of a JSON lines file, or several small
+files, so that a large file is several tasks. All parts have the same dtypes, which are inferred
+beforehand.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class FileReader(Declared):
         parts before it together, so that the first results show early.
     files_per_partition : int, optional
         Maximum number of neighbouring small files in a part. Default: 1 for an input of up to 16
-        files without `part_bytes`, else no maximum. If it is set without `part_bytes`, so many
-        files are joined whatever their size. Large files are cut.
+        files without `part_bytes`, else no maximum. If it is set without `part_bytes`, files are
+        joined up to this number whatever their size. Large files are cut.
     path_field : str, optional
         A column to add with the path or URL of each row's file.
     storage_options : dict, optional
@@ -204,13 +205,18 @@ class FileReader(Declared):
             If any Parquet file has one of these columns, all must have it. Other columns may be
             null.
         is_slow : bool
-            Whether the parts of a small input are small, so that slow workers are balanced.
+            Whether stages may be slow. If so, the parts of a small input are small, to balance the
+            load of workers.
 
         Raises
         ------
         UnreadableInputError
             Nothing matches, a column is missing or has types that do not fit together, nothing can
             be read, or a file is broken and `on_error` is not "quarantine".
+        AnnotationError
+            Annotations are damaged, or do not fit the files.
+        FileNotFoundError
+            An annotation set does not exist.
         """
         options = self.storage_options
         sets = [AnnotationSet.open(name, options) for name in self.annotations]
@@ -293,8 +299,8 @@ def read_files(
     inputs, fields, part_bytes, files_per_partition, path_field, types, surrogates
         See `FileReader`: `inputs` are its paths.
     annotations, annotations_complete
-        See `FileReader`. If ``fields=`` names only annotations, no input file is opened, except
-        that the footers of Parquet files are read to find the parts.
+        See `FileReader`. If ``fields=`` names only annotations and a set has all rows, no input
+        file is opened, except that the footers of Parquet files are read to find the parts.
     storage_options : dict, optional
         Options for fsspec. A Hub token goes to the workers of the current Dask client, and not into
         the frame; workers that start without one need HF_TOKEN.
@@ -311,8 +317,10 @@ def read_files(
     Raises
     ------
     UnreadableInputError
-        Nothing matches, a file is broken, or a column is missing or of types that do not fit
-        together.
+        Nothing matches, a file is broken, a column is missing or of types that do not fit together,
+        or annotations do not fit the files.
+    FileNotFoundError
+        An annotation set does not exist.
     """
     reader = FileReader(
         inputs,
@@ -334,7 +342,7 @@ def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
 
     Parts are those of `FileReader.find_parts`: row groups, byte ranges, or several small files. If
     `on_error` is "quarantine", unreadable files, lines and rows are left out; "raise" raises for
-    the first one.
+    the first one. Tokens of the Hub are sent to the workers of the current client.
     """
     import dask.dataframe as dd
 
@@ -362,8 +370,10 @@ def read_columns(dataset: Any, names: Iterable[str | None], on_error: OnError) -
 def first_rows(reader: FileReader, most: int, on_error: str = "raise") -> pd.DataFrame:
     """Read the first `most` rows of a reader, and little else of its files.
 
-    If `on_error` is "quarantine", unreadable files and lines among them are left out, so that there
-    may be fewer rows. With annotations, whole parts are read.
+    Columns and dtypes are inferred from these rows. If `on_error` is "quarantine", unreadable files
+    and lines among them are left out, so that there may be fewer rows; otherwise, they raise
+    UnreadableInputError. With annotations, whole parts are read, with the columns and dtypes of all
+    files.
     """
     if reader.annotations:
         plan, frames, rows = reader.find_parts(on_error), [], 0
@@ -442,9 +452,10 @@ def _line_number(lines: Lines, bad: BadLine) -> int:
 def first_rows_lazily(reader: FileReader, most: int, on_error: str = "raise") -> dd.DataFrame:
     """Return the first `most` rows of a reader as a Dask frame, whose key is a hash of the rows.
 
-    The rows are read now, by `first_rows`, and the frame holds them in memory. Raises
-    UnreadableInputError if there are no rows. If `on_error` is "quarantine", unreadable files and
-    lines among them are left out.
+    The rows are read now, by `first_rows`, and the frame holds them in memory, in partitions of
+    about 1,000 rows. Raises UnreadableInputError if there are no rows. If `on_error` is
+    "quarantine", unreadable files and lines among them are left out; otherwise, they raise
+    UnreadableInputError.
     """
     import dask.dataframe as dd
 

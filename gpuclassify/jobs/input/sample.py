@@ -101,7 +101,9 @@ def sample_files(
     reads). The same `seed` draws the same rows. `Sample.textless` counts rows of files in which one
     of the columns `text_fields` is null in all rows read. At most `stretch_bytes` are read from a
     byte range of JSON lines. A large compressed file is read only at its beginning, as nothing else
-    can be read separately.
+    can be read separately. Unreadable files and lines are left out and counted in `Sample.left_out`
+    if `on_error` is "quarantine"; otherwise, they raise. Raises UnreadableInputError if no row is
+    read.
     """
     rng, pieces = np.random.default_rng(seed), []
     textless, left_out = Counter[str](), Counter[str]()
@@ -138,7 +140,9 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
     """Yield the row groups or line ranges of each part, each with its size.
 
     Sizes are rows in Parquet files, bytes of JSON lines, and stored bytes if the input has both. If
-    the size of any file is unknown, all sizes of line ranges are 1.
+    the size of any file is unknown, all sizes of line ranges are 1, and so are all others if the
+    input has both formats. Files with a problem are left out. If a compressed file is cut into
+    ranges, only the last one is yielded, extended to the whole file.
     """
     is_sized = all(file.size_bytes is not None for file in source.files)
     tables = [file for file in source.files if file_format(file.path) == PARQUET]
@@ -174,8 +178,9 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
 def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[Sample, float]:
     """Compute up to eight partitions of a Dask frame, and draw up to `rows` rows from them.
 
-    Returns the sample, and the estimated fraction of the input in the largest partition. The same
-    `seed` draws the same rows.
+    The partitions are from all over the frame. Returns the sample, and the estimated fraction of
+    the input in the largest partition. The same `seed` draws the same rows. Raises
+    UnreadableInputError if the computed partitions have no rows.
     """
     rng, count = np.random.default_rng(seed), len(partitions)
     drawn = _draw(count, MOST_PARTITIONS, rng)

@@ -40,7 +40,8 @@ def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = Non
 
     The type of a column holds its values in all schemas. If types conflict, the most frequent wins:
     `counts` has the number of files or lines with each schema. Columns of `known` are always in the
-    result, and their types have the least weight.
+    result, and their types have the least weight. Columns without values get the metadata
+    `NO_VALUES`.
     """
     columns = []
     for field in merged_schema({**counts, known: counts.get(known, 0)} if known else counts):
@@ -52,8 +53,9 @@ def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = Non
 def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
     """Merge schemas into one with all their columns.
 
-    The type of a column holds its values in all schemas. If types conflict, the most frequent wins:
-    `counts` has the number of files or lines with each schema.
+    The type of a column holds its values in all schemas; it is null if no schema has another type.
+    If types conflict, the most frequent wins: `counts` has the number of files or lines with each
+    schema.
     """
     types: dict[str, Counter[pa.DataType]] = {}
     for schema, count in counts.items():
@@ -70,9 +72,9 @@ def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema that pyarrow inferred from JSON lines, with text in place of dates.
+    """Return a schema that pyarrow inferred from JSON lines, with text in place of timestamps.
 
-    pyarrow takes a text for a date if it looks like one.
+    pyarrow takes a text for a timestamp if it looks like one.
     """
     return changed_schema(schema, _without_dates)
 
@@ -123,8 +125,8 @@ def nulls_untyped(
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the table with the columns of `schema`, cast to their types.
 
-    Columns that the table lacks are null. A Parquet column becomes JSON texts if the column is JSON
-    in other files.
+    Columns that the table lacks are null. A column whose type in `schema` is JSON, but not in the
+    table, becomes the JSON texts of its values.
     """
     columns, names = [], {*table.column_names}
     for field in schema:
@@ -138,8 +140,9 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def maps_as_json(schema: pa.Schema) -> pa.Schema:
     """Return the schema with JSON in place of columns whose objects have more than 500 fields.
 
-    Names of so many fields are usually data, such as identifiers: later lines would have new ones,
-    and each row of a frame would have all of them.
+    Objects at any nesting count. Each such column is logged. Names of so many fields are usually
+    data, such as identifiers: later lines would have new ones, and each row of a frame would have
+    all of them.
     """
     for index, field in enumerate(schema):
         if _most_fields(field.type) > MOST_FIELDS:
@@ -191,7 +194,8 @@ def named_type(column: str, name: str) -> pa.DataType:
 def set_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
     """Return the schema with other types for some columns; columns that it lacks are added.
 
-    `types` maps names of columns to names of Arrow types, such as "double", or "json".
+    `types` maps names of columns to names of Arrow types, such as "double", or "json". An added
+    column is logged. Raises ValueError for an unknown name of a type.
     """
     columns = {field.name: field for field in schema}
     for name in types:
@@ -228,7 +232,7 @@ def folder_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dict[str, str]:
-    """Return types of columns from folder names such as ``lang=de``, by name of the column.
+    """Return names of Arrow types of columns from folder names such as ``lang=de``, by column.
 
     They are read from the ``job.json`` of the job that wrote the files. Without one, the dict is
     empty.

@@ -280,7 +280,7 @@ def frame_names(frame: Any) -> tuple[list[str], list[str]]:
     """Return the input files of a Dask frame, and the paths that its readers were given.
 
     Only frames made by `read_files` or Dask's `read_parquet` have any. For `read_parquet`, only
-    paths are known, and an invented file name in each path stands for its files.
+    paths are known, so the files include an invented name, ``part``, in each of the paths.
     """
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet
 
@@ -306,14 +306,14 @@ def as_source(
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
-    If `on_error` is "quarantine", an unreadable file becomes a part with a problem; otherwise it
-    raises. With `lends_positions`, rows get those columns of `POSITION_FIELDS` (file and position
-    of a row) that are needed and not in the files. With `keeps_partitions`, a frame has the same
-    partitions each time it is read. With `is_slow`, the parts of a small input of files are small,
-    to balance workers.
+    `on_error` is as in `FileReader.find_parts`: with "quarantine", an unreadable file becomes a
+    part with a problem; otherwise it raises. With `lends_positions`, rows get those columns of
+    `POSITION_FIELDS` (file and position of a row) that are needed and not in the files. With
+    `keeps_partitions`, a frame has the same partitions each time it is read. With `is_slow`, the
+    parts of a small input of files are small, to balance workers.
 
     Raises TypeError for other objects, and UnreadableInputError if files cannot be read, do not fit
-    together, or are empty.
+    together, or have no columns.
     """
     if isinstance(reader, FileReader):
         plan = reader.find_parts(on_error, needed, is_slow=is_slow)
@@ -349,10 +349,10 @@ def read_frame(
 ) -> Frame:
     """Read all or some columns of a part's good rows as a frame of `backend`, in a Dask task.
 
-    A part is a slice of the input, from one or several files. `files` are these files, to check
-    that they have not changed. `columns` are the columns to read; None for all. Workers find the
-    storage options under `options_name`. Unreadable files, lines and rows raise, or are left out if
-    `on_error` is "quarantine".
+    A part is a slice of the input, from one or several files. `files` are these files; if one has
+    changed, raises ChangedInputError. `columns` are the columns to read; None for all. Workers find
+    the storage options under `options_name`. Unreadable files, lines and rows raise, or are left
+    out and counted by `report_left_out` if `on_error` is "quarantine".
     """
     schema = replace(schema, storage_options=recall(options_name, {}))
     # A bad value in any column drops the row, so that the row numbers depend on all columns.
@@ -375,12 +375,17 @@ def read_pieces(
 
     A part is a slice of the input that one task reads, and a piece its range of one file. `files`
     are the input files of the pieces, in order; a file that is None, or any if the list is empty,
-    is not checked for changes. With `select`, only the rows that it chooses are read. The source is
-    a dict: the path and range of a single piece, or else a list of such dicts under ``files``, with
-    numbers of rows. Files whose values in a column of `text_fields` are all null are under
-    ``textless``, with their numbers of rows, and files without rows under ``empty``. Unreadable
-    files, lines and rows raise unless `on_error` is "quarantine". Raises ChangedInputError if one
-    of the files has changed since the job began.
+    is not checked for changes. With `select`, only the rows that it chooses are read. The table has
+    the columns of `schema`. With `schema.has_positions`, which needs `files`, it also has
+    ``_place``, the row's position, and ``_file``, the file's name.
+
+    The source is a dict: the path and range of a single piece, or else a list of such dicts under
+    ``files``, with numbers of rows. Files whose values in a column of `text_fields` are all null
+    are under ``textless``, with their numbers of rows, and files without rows under ``empty``.
+
+    Unreadable files, lines and rows raise unless `on_error` is "quarantine", or annotation sets
+    list them as left out. Raises ChangedInputError if one of the files has changed since the job
+    began.
     """
     annotations = AnnotationReader(part, schema)
 
@@ -430,7 +435,8 @@ def read_pieces(
 def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
     """Raise ChangedInputError at the end of the block if `file` has changed since the job began.
 
-    If the block raises, a change is the likely cause, and is raised in place of the block's error.
+    This error also replaces an error of the block, which the change has probably caused. Nothing is
+    checked if `file` is None.
     """
     try:
         yield

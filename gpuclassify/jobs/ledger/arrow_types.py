@@ -16,8 +16,10 @@ STORED_NO_FIELDS = pa.struct([("__dummy_field_in_empty_struct", pa.null())])
 def stored(kind: pa.DataType) -> pa.DataType:
     """Return the type that stores `kind` in a Parquet file.
 
-    JSON becomes text, because some readers may refuse JSON. Views become plain types, because
-    pyarrow does not write them in dictionaries and in lists of a fixed size.
+    These types are replaced, also inside of others: a struct without fields gets a field of nulls,
+    because Parquet has no such structs. JSON becomes text, because some readers may refuse JSON. A
+    type with views becomes plain (`plain_type`), because pyarrow does not write views in
+    dictionaries and in lists of a fixed size.
     """
     if isinstance(kind, pa.JsonType):
         return kind.storage_type
@@ -29,8 +31,8 @@ def stored(kind: pa.DataType) -> pa.DataType:
 def restored(kind: pa.DataType) -> pa.DataType:
     """Return the original type of a column whose type in a Parquet file is `kind`.
 
-    Reverses `stored` for structs without fields, which are stored as a struct of one null field.
-    JSON and view types are not restored.
+    Reverses `stored` for structs without fields, at any nesting, which are stored as a struct of
+    one null field. JSON and view types are not restored.
     """
     return NO_FIELDS if kind == STORED_NO_FIELDS else map_nested(kind, restored)
 
@@ -51,9 +53,10 @@ def changed(table: pa.Table, change: Change) -> pa.Table:
 def union(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return the Arrow type that values of both types can be cast to, at any nesting.
 
-    For example, int32 and int64 give int64, and a null type gives the other type. Both types are
-    free of dictionaries and views, except that either may be JSON. Structs get the fields of both,
-    the fields of `one` first. Raises ArrowTypeError if there is no such type.
+    For example, int32 and int64 give int64, and a null type gives the other type. Structs get the
+    fields of both, the fields of `one` first. JSON counts as text, unless the other type is
+    JSON or null. Unequal types must have no dictionaries and views. Raises ArrowTypeError or
+    ArrowInvalid if there is no such type.
     """
     if one == other or pa.types.is_null(other):
         return one
@@ -86,8 +89,9 @@ def union(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast the columns of a table, in order, to the types of `schema`, which has the same names.
 
-    Unlike pyarrow, this also casts JSON columns to text, and structs with added, reordered or
-    all-null fields. The result has the schema's metadata.
+    Unlike pyarrow, this also casts JSON columns to text, columns of nulls to any type, and structs
+    to structs with added, reordered or all-null fields. The result has the schema's metadata.
+    Raises Arrow's errors if values do not fit.
     """
     columns = [
         _cast(column, field.type) for column, field in zip(table.columns, schema, strict=True)

@@ -53,8 +53,9 @@ _NAMES_FOLDERS = (
 class Encoding:
     """File format, compression, partition columns and file size of a job's output.
 
-    `file_format` is "parquet" or "jsonl". With `partition_by`, files go to Hive-style folders such
-    as ``bucket=19``.
+    `file_format` is "parquet" or "jsonl"; a `compression` of None is none, for JSON lines. With
+    `partition_by`, files go to Hive-style folders such as ``bucket=19``. `output_bytes` is the size
+    of files of joined parts (slices of the input); 0 means one file per part.
     """
 
     file_format: str
@@ -86,10 +87,10 @@ class Encoding:
     def join(self, contents: Sequence[bytes]) -> bytes:
         """Join the contents of several files to the content of one file with all rows, in order.
 
-        With `partition_by`, contents and result are Arrow IPC streams from `pack_rows`. Memory for
-        one row group is needed next to the contents. Raises ArrowException if a column's types in
-        the files have no common type, which can happen if the type could not be determined before
-        the job.
+        With `partition_by`, contents and result are Arrow IPC streams from `pack_rows`. For
+        Parquet, memory for one row group is needed in addition to contents and result. Raises
+        ArrowException if a column's types in the files have no common type, which can happen if the
+        type could not be determined before the job.
         """
         sink = pa.BufferOutputStream()
         if self.partition_by:
@@ -113,7 +114,10 @@ class Encoding:
         return sink.getvalue().to_pybytes()
 
     def _write_json_lines(self, table: pa.Table, file: pa.NativeFile) -> None:
-        """Write each row as a line with a JSON object; infinities and NaN become null."""
+        """Write each row as a line with a JSON object; infinities and NaN become null.
+
+        Bytes become base64, and other values that JSON lacks, such as times, become text.
+        """
         to_json = _converter(pa.field("", pa.struct(table.schema)))
         has_json = any(isinstance(kind, pa.JsonType) for kind in table.schema.types)
         dump = _dump_with_json if has_json else _dump
@@ -150,7 +154,10 @@ class Encoding:
         return iter(lambda: stream.read(BLOCK_BYTES), b"")
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise TypeError for the first column whose type files cannot store, or not read back."""
+        """Raise TypeError for the first column whose type files cannot store, or not read back.
+
+        Raises Arrow's own error if only the columns together cannot be stored, as with equal names.
+        """
         try:
             if self.file_format == PARQUET:
                 pq.read_schema(pa.BufferReader(self.encode(schema.empty_table())))
@@ -171,7 +178,10 @@ class Encoding:
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Return arguments of `pq.write_table`: `ANNOTATION_LAYOUT` for an annotation set, or {}."""
+    """Return arguments of `pq.write_table`: `ANNOTATION_LAYOUT` for an annotation set, else {}.
+
+    An annotation set is recognized by its first three columns.
+    """
     # A user's columns may have these names, too.
     has_positions = (
         schema.names[:3] == [FILE, PLACE, LEFT_OUT] and schema.field(PLACE).type == pa.int64()
@@ -198,9 +208,10 @@ def _common_field(one: pa.Field, other: pa.Field) -> pa.Field:
 
 
 def _row_groups(files: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of files, cast to `schema`, as tables of at most `ROW_GROUP_BYTES`.
+    """Yield the rows of files, cast to `schema`, as tables of at most `ROW_GROUP_BYTES` in memory.
 
-    Row groups are joined in order and never split, so that a larger one stays whole.
+    Row groups are joined in order and never split, so that a larger one stays whole. Without any
+    row group, one table without rows is yielded.
     """
     waiting = [schema.empty_table()]
     for file in files:
@@ -249,9 +260,10 @@ def _replace_pandas_metadata(table: pa.Table, declared: dict[str, Any]) -> pa.Ta
 def conform(table: pa.Table, schema: pa.Schema, partition_by: Sequence[str] = ()) -> pa.Table:
     """Cast a table, a part of a job's rows, to the output's `schema`; raise TypeError if it fails.
 
-    The names must be equal. A type in `schema` is null (or a dictionary of nulls) if it could not
-    be determined from a frame without rows; such a column keeps its type, but must be text if it is
-    in `partition_by`.
+    The names must be equal, in the same order. A type in `schema` is null (or a dictionary of
+    nulls) if it could not be determined from a frame without rows; such a column keeps its type in
+    the table. If it is in `partition_by`, it must be text or null, and becomes string. The result
+    has the table's metadata, and its fields are nullable.
     """
     if table.column_names != schema.names:
         raise TypeError(
@@ -309,7 +321,8 @@ def _same(value: object) -> object:
 def _converter(field: pa.Field) -> Callable[[Any], Any]:
     """Return a function that converts Python values of an Arrow field to values for `json.dumps`.
 
-    Maps with text keys become dicts, and other maps lists of dicts with ``key`` and ``value``.
+    Maps with text keys become dicts, and other maps lists of dicts with ``key`` and ``value``. The
+    function checks texts of Arrow's JSON type and converts them to `_Json`, as `_checked` does.
     """
     kind = field.type
     if isinstance(kind, pa.JsonType):
@@ -349,7 +362,10 @@ def _dump(record: Any) -> str:
 
 
 class _Json(str):
-    """Valid JSON, as a str that is written to a line as it is, without quotes and escapes."""
+    """Valid JSON, as a str. As a column's value, it is written without quotes and escapes.
+
+    Inside of another value, such as a list, it is written as a JSON string.
+    """
 
 
 def _checked(text: str, column: str) -> _Json:
@@ -371,13 +387,16 @@ def _checked(text: str, column: str) -> _Json:
 
 
 def _dump_with_json(record: dict[str, Any]) -> str:
-    """Serialize a row as a JSON object in one line; `_Json` values are written verbatim."""
+    """Serialize a row as a JSON object in one line, with `_Json` values of columns verbatim."""
     texts = (v if isinstance(v, _Json) else _dump(v) for v in record.values())
     return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
 
 
 def json_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Encode the values of a column as JSON texts, of Arrow's JSON type; nulls stay null."""
+    """Encode the values of a column as JSON texts, of Arrow's JSON type; nulls stay null.
+
+    Infinities and NaN become JSON's null.
+    """
     to_json, texts = _converter(pa.field("", column.type)), []
     for value in map(to_json, column.to_pylist()):
         try:
@@ -428,9 +447,10 @@ def plain_folder_types(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
 def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
     """Return the Arrow type, as text such as "int64", of each partition column in `names`.
 
-    A null type, which means that it is still unknown, counts as "string". Raises ValueError for a
-    name that is no column or begins with a dot or underscore, or if no other column is left, and
-    TypeError for a type other than text, integer and boolean.
+    The keys are the names. A null type, which means that it is still unknown, counts as "string".
+    Raises ValueError for a name that is no column or begins with a dot or underscore, or if no
+    other column is left, and TypeError for a type other than string, large_string, integer and
+    boolean.
     """
     types = {}
     for name in names:
@@ -461,7 +481,7 @@ def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
 def check_values(table: pa.Table, names: Sequence[str]) -> None:
     """Raise UnnamedFolderError if a value of the partition columns `names` cannot name a folder.
 
-    At most `MOST_VALUES` distinct values of each column are checked.
+    The first `MOST_VALUES` distinct values of each column are checked, null included.
     """
     for name in names:
         for value in pc.unique(table[name]).slice(0, MOST_VALUES).to_pylist():
@@ -481,7 +501,8 @@ def check_values(table: pa.Table, names: Sequence[str]) -> None:
 def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
     """Serialize a table as an Arrow IPC stream, which `folder_files` later splits into folders.
 
-    Raises ValueError if a partition column in `names` has more than `MOST_VALUES` distinct values.
+    Raises ValueError if a partition column in `names` has more than `MOST_VALUES` distinct values,
+    null included.
     """
     for name in names:
         count = pc.count_distinct(table[name], mode="all").as_py()
@@ -506,7 +527,8 @@ def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, byt
     """Split packed rows by partition folder, and return the content of each file by path.
 
     `content` is from `pack_rows`. Paths are ``FOLDER/NAME`` with the file name `name`, such as
-    ``bucket=19/part-00000.parquet``. Equal `content` gives equal files.
+    ``bucket=19/part-00000.parquet``. Equal `content` gives equal files, and no rows give {}. Raises
+    RuntimeError if the files have another number of rows than `content`.
     """
     table = pa.ipc.open_stream(content).read_all()
     split = split_by_folder(table, encoding.partition_by)
@@ -519,8 +541,9 @@ def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table
     """Split the rows by the values of the partition columns `names` into a table per folder.
 
     Keys are folders such as ``lang=de/bucket=19``, percent-encoded, one level per column; {"":
-    table} without `names`. Rows keep their order, and the tables lack the partition columns. Values
-    must have passed `check_values`.
+    table} without `names`. Only folders with rows are included. Rows keep their order, and the
+    tables lack the partition columns. The table must have pandas metadata, as from `arrow_table`,
+    and values that pass `check_values`.
     """
     if not names:
         return {"": table}

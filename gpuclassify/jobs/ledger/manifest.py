@@ -100,8 +100,8 @@ class DamagedMetadataError(ValueError):
 class Checked:
     """Output files of finished parts that a run has verified to be as they were written.
 
-    Verification `by` "digest" compares the SHA-256 of a file's content, or the MD5 that its store
-    reports; `by` "size" compares sizes only, without reading.
+    Verification `by` "digest" compares sizes, and the SHA-256 of a file's content or the MD5 that
+    its store reports; `by` "size" compares sizes only, without reading.
     """
 
     by: str
@@ -126,7 +126,8 @@ class Checked:
 class RunOptions:
     """Options of one run of a job: command, restart, verification, and whether code may differ.
 
-    They are not part of the job's identity, the settings that must be equal to continue it.
+    They are not part of the job's identity, the settings that must be equal to continue it. Raises
+    ValueError if `verify` is neither "digest" nor "size".
     """
 
     restart: bool = False  # remove the output of earlier runs of any job, and nothing else
@@ -170,10 +171,12 @@ class Manifest:
 
     @functools.cached_property
     def key(self) -> str:
-        """Eight hex digits in the names of all files of this run, and of the runs that continue it.
+        """Eight hex digits in the names of this run's output files, and of runs that continue it.
 
-        They are a digest of the identity, so that several clients of one job agree. A restarted run
-        has random digits, because attempts of the run before may still be at work.
+        With `restart`, they are random, because attempts of the run before may still be at work.
+        Otherwise they are the key in the directory's job.json if that describes the same job, else
+        a digest of the identity, so that several clients of one job agree. job.json is read at
+        first use, and DamagedMetadataError is raised if it is damaged.
         """
         if self.options.restart:
             return uuid.uuid4().hex[:KEY_DIGITS]
@@ -190,16 +193,16 @@ class Manifest:
     def names(self) -> list[str]:
         """Return the file names of all parts, in order.
 
-        They are in the folder `PARTS` if parts will be joined. Files of several joined parts have
-        other names, such as ``part-00000-00023-....parquet``.
+        Each begins with the folder `PARTS` if parts will be joined. Files of several joined parts
+        have other names, such as ``part-00000-00023-....parquet``.
         """
         return [*map(self.name, range(self.count))]
 
     def numbers(self, path: str) -> range:
         """Return the numbers of the parts, from 0, in an output file of this run.
 
-        `path` is the path of the file, or of its record; a joined file has several parts. Returns
-        ``range(0)`` if this run does not write such a file.
+        `path` is the name or path of the file, or of its record; a joined file has several parts.
+        Returns ``range(0)`` if this run does not write such a file.
         """
         match = PART_NAME.match(posixpath.basename(path))
         if match is None or match[3] != self.key:
@@ -212,7 +215,8 @@ class Manifest:
     def name(self, first: int, last: int | None = None) -> str:
         """Return the file name of part `first`, or of a joined file of parts `first` to `last`.
 
-        Parts are numbered from 0. `last` is None for a single part.
+        Parts are numbered from 0, and `last` is included; it is None for a single part. The name of
+        a single part begins with the folder `PARTS` if parts will be joined.
         """
         if last is not None:
             return joined_name(first, last, self.count, self.key, self.encoding.suffix)
@@ -231,9 +235,9 @@ class Manifest:
     def check(self) -> None:
         """Raise an error if this job may not write to the directory; nothing is written.
 
-        NotADirectoryError: the directory is a file. FileExistsError: it has data files that no job
-        wrote. JobChangedError or DamagedMetadataError: it has parts of another job, or of one whose
-        metadata is damaged, and `restart` is not set.
+        NotADirectoryError: the directory is a file. FileExistsError: it has data files that neither
+        this run nor the runs in its job.json wrote. JobChangedError or DamagedMetadataError: it has
+        parts of another job, or of one whose metadata is damaged, and `restart` is not set.
         """
         self.directory.refuse_file()
         earlier = self._earlier()
@@ -262,7 +266,7 @@ class Manifest:
         """Raise JobChangedError if an earlier job differs in anything but its input.
 
         `earlier` is the earlier job's job.json, parsed. Both jobs annotate files for one annotation
-        set.
+        set. With `accept_changed_code`, code and versions may differ, too.
         """
 
         def settings(identity: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -284,14 +288,20 @@ class Manifest:
             )
 
     def _is_same(self, earlier: dict[str, Any], *, ignores_code: bool) -> bool:
-        """Return whether a job has the same settings, input and code; `earlier` is its job.json."""
+        """Return whether a job has the same settings, input and code; `earlier` is its job.json.
+
+        With `ignores_code`, digests and versions of code are not compared.
+        """
         before, after = earlier["identity"], self.identity
         if ignores_code:
             before, after = _without_code(before), _without_code(after)
         return _key_of(before) == _key_of(after)
 
     def _code_advice(self, earlier: dict[str, Any]) -> str:
-        """Return advice if only code or versions differ from those in `earlier`; otherwise ""."""
+        """Return advice if nothing but code or versions differs from `earlier`; otherwise "".
+
+        `earlier` is a job.json, parsed. The text is the beginning of a sentence.
+        """
         if not self._is_same(earlier, ignores_code=True):
             return ""
         changed = {
@@ -313,13 +323,15 @@ class Manifest:
         )
 
     def begin(self, digest: Digest | None = None) -> Iterator[Record]:
-        """Prepare the directory for this run, and yield the records of finished parts.
+        """Prepare the directory for this run, and yield the records of undamaged output files.
 
-        Damaged parts, leftovers of failed attempts and, with `restart`, the output of earlier runs
-        are removed. The iterator must be exhausted. `digest` computes SHA-256 of files, as
-        `Store.digests` does; by default this process does so in threads. Raises the errors of
-        `check`, and UnsupportedStorageError if the file system cannot create a file only if it does
-        not exist.
+        A file has one finished part, or several that have been joined. Damaged files, leftovers of
+        failed attempts and, with `restart`, the output of earlier runs are removed. job.json is
+        written, and `_SUCCESS` is removed if parts are missing. All this happens during iteration,
+        so the iterator must be exhausted. `digest` computes SHA-256 of files, as `Store.digests`
+        does; by default this process does so in threads. Raises the errors of `check` and
+        `examine`, and UnsupportedStorageError if the file system cannot create a file only if it
+        does not exist.
         """
         self.check()
         earlier = self._earlier()
@@ -368,8 +380,8 @@ class Manifest:
     def is_complete(self) -> bool:
         """Return whether this job has marked the output as complete, and no file is damaged.
 
-        Files are verified as in `examine`, by this process. The manifest file must have all
-        records.
+        Files are verified as in `examine`, by this process. All parts must be there, joined if the
+        encoding says so, and the manifest file must have all records.
         """
         try:
             mark = json.loads(self.directory.read(SUCCESS))
@@ -394,7 +406,7 @@ class Manifest:
     def done(self, names: Iterable[str]) -> int:
         """Return the number of distinct parts of this run in files with these names.
 
-        A joined file has several parts.
+        A joined file has several parts. Names of other files are ignored.
         """
         return len({number for name in names for number in self.numbers(name)})
 
@@ -402,7 +414,7 @@ class Manifest:
         """Read the record of each output file that has one, by file name, in order of the parts.
 
         A file has one part, or several parts that have been joined; then the parts' own records are
-        left out. None stands for a damaged record.
+        left out. None stands for a record that is damaged, or describes another file.
         """
         names = self._recorded()
         contents = self.directory.read_all([record_path(name) for name in names])
@@ -452,8 +464,9 @@ class Manifest:
     def listed(self) -> dict[str, Record | None]:
         """Return the record of each output file by name, from the manifest file of a finished job.
 
-        The manifest is one file, read faster than all records. Damaged or missing records are None,
-        also for parts without any file. For an unfinished job, returns `records`.
+        The manifest is one file, read faster than all records. Records that it lacks, or that are
+        damaged there, are None, also for parts without any file; without a manifest file, all parts
+        are None. For an unfinished job, returns `records`.
         """
         if not self.directory.has(SUCCESS):
             return self.records()
@@ -473,9 +486,11 @@ class Manifest:
         """Read the records as `records` does, and verify the files that they describe.
 
         Returns the records by file name (None if damaged), and by file name the reason why a file
-        or its record is damaged, for damaged ones only. `digest` computes SHA-256 of files, with
-        the arguments and results of `Store.digests`, the default. Raises FileExistsError if a file
-        has the name of a finished part, in a folder where no job wrote it.
+        or its record is damaged, for damaged ones only. A file with parts that are also in an
+        earlier file counts as damaged. Undamaged files are added to `checked`. `digest` computes
+        SHA-256 of files, with the arguments and results of `Store.digests`, the default. Raises
+        FileExistsError if a file has the name of a finished part, in a folder where no job wrote
+        it.
         """
         recorded = self.records()  # before the files, because attempts write records last
         infos = self.file_infos()
@@ -499,9 +514,9 @@ class Manifest:
     def finish(self) -> dict[str, int]:
         """Write the manifest file, remove temporary files, and mark the output as complete.
 
-        Parts of earlier runs are removed, too. Returns the size in bytes of each output file by
-        path. Raises JobChangedError if another run has started in the directory, or if records of
-        parts are missing.
+        Called when all parts are done. Parts of earlier runs are removed, too. Returns the size in
+        bytes of each output file by path. Raises JobChangedError if another run has started in the
+        directory, or if records of parts are missing.
         """
         check_current(self.directory, self.key)
         names = self._recorded()
@@ -531,7 +546,8 @@ class Manifest:
     def write_card(self) -> None:
         """Write `CARD`, a YAML file that names the data files to Hugging Face's `datasets`.
 
-        Nothing is written if a user has a file of this name, or a `README` instead.
+        It replaces a file that a job wrote. Nothing is written if a user has a file of this name,
+        or a `README` instead.
         """
         folders = "*=*/" * len(self.encoding.partition_by)
         card = _CARD.format(data=f"{folders}part-*{self.encoding.suffix}")
@@ -551,9 +567,10 @@ class Manifest:
     def _earlier(self) -> dict[str, Any] | None:
         """Return the parsed job.json of the directory, or None if no job has begun there.
 
-        If it is damaged, a dict is made from the keys of runs in names of records. With `restart`,
-        it has only the entries ``key`` and ``earlier``. Else it describes this job, if this job's
-        key is among the keys; if not, raises DamagedMetadataError. Nothing is written.
+        If it is damaged, a dict is made from the keys of runs in names of records and attempts.
+        With `restart`, it has only the entries ``key`` and ``earlier``. Else it describes this job,
+        with ``parts`` None, if the digest of this job's identity is among the keys, and a warning
+        is logged; if not, raises DamagedMetadataError. Nothing is written.
         """
         try:
             return read_job(self.directory)
@@ -636,10 +653,11 @@ class Manifest:
             self.check()  # another client was faster; with the same job, both may go on
 
     def _begun(self) -> dict[str, list[str]]:
-        """Return the paths of files that exist, by the name of their output file.
+        """Return lists of the paths of this run's files that exist, by the name of the output file.
 
         An output file is one path, or with partition folders, one in each folder that has rows of
-        it. Files without a record are included, because their task may have died.
+        it, and one in `WHOLE` until they are spread. Files without a record are included, because
+        their task may have died.
         """
         folder = posixpath.dirname(published_path("", self.encoding))
         paths = [*self.file_infos()]
@@ -664,9 +682,10 @@ class Manifest:
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
         """Yield the records of undamaged output files, and remove this run's other output files.
 
-        Files are compared with the sizes and SHA-256 in their records, as `examine` does; `digest`
-        computes SHA-256, and None means `Store.digests`. A file without a record gets one, if the
-        attempt that wrote it left its private copy of the record.
+        Records and quarantine files of removed files are removed, too. Damaged files, and files
+        that stay without a record, are logged. Files are verified as in `examine`, which explains
+        `digest`. A file of a single part without a record gets one, if the attempt that wrote it
+        left its private copy of the record.
         """
         recorded, damage = self.examine(digest)
         done: set[int] = set()
@@ -693,8 +712,8 @@ class Manifest:
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
         """Remove the temporary files of output files, such as rows not yet in partition folders.
 
-        `stems` are the base names of these output files up to the first dot. None: all of them, and
-        also the files of parts that have been joined into larger files.
+        `stems` are the base names of these output files up to the first dot. None: all temporary
+        files, of any run, and all files in `PARTS`, the parts to join into larger files.
         """
         for folder in (SCRATCH, WHOLE, *([PARTS] if stems is None else [])):
             names = self.directory.sizes(folder)
@@ -705,7 +724,8 @@ class Manifest:
 def manifest_of(directory: Store) -> Manifest:
     """Return the manifest of the job that wrote into a directory, made from its job.json.
 
-    Raises FileNotFoundError if no job wrote there, and DamagedMetadataError if job.json is damaged.
+    It has the job's identity, number of parts, encoding and command; other fields are defaults.
+    Raises the errors of `read_job`.
     """
     job = read_job(directory)
     output, options = job["identity"]["output"], RunOptions(command=job.get("command", ""))
@@ -744,7 +764,7 @@ def read_job(directory: Store) -> dict[str, Any]:
 
 
 def _parse_job(content: bytes) -> dict[str, Any] | None:
-    """Parse the content of job.json; return None if a value has an unexpected type or range.
+    """Parse the content of job.json; return None if it is damaged or has unexpected values.
 
     The file is untrusted, and its key, format and number of parts determine file names.
     """
@@ -770,7 +790,7 @@ def _has_sound_code(part: str, values: Any) -> bool:
     """Return whether `values`, the section `part` of job.json's ``identity``, has expected types.
 
     It must be a dict. Its digests of code, if any, must map strings to strings, unless the section
-    lists input files.
+    lists input files. A value that is no dict may raise AttributeError, which `_parse_job` catches.
     """
     if part.endswith(" file"):  # sizes and versions by name; any name may be a file's
         return isinstance(values, dict)
@@ -851,7 +871,8 @@ def _digests(then: object, now: object) -> str:
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return digests and versions of a stage's code that differ, as pairs (old, new) by name.
 
-    `old` and `new` are the stage's sections in two jobs' identities. None in a pair: not there.
+    `old` and `new` are the stage's sections in two jobs' identities. An item of a pair is None if
+    that section lacks the name.
     """
     before, after = old.get(CODE, {}), new.get(CODE, {})
     pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
@@ -861,7 +882,8 @@ def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, t
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
     """Yield phrases on gone, new and changed files, such as "input files new: 2 (a; b)".
 
-    `old` and `new` map file names to sizes and versions. `what` begins each phrase.
+    `old` and `new` map file names to texts with size and version. `what` begins each phrase. At
+    most `MOST_FILES_NAMED` files are named in a phrase.
     """
     kinds = {
         "gone": [name for name in old if name not in new],
@@ -888,9 +910,10 @@ def _find_damage(
 ) -> dict[str, str]:
     """Verify the files that `records` describe; return the reasons for damaged ones by record name.
 
-    `infos` are fsspec's info dicts by path. Sizes are compared and, if ``checked.by`` is "digest",
-    the MD5 in `infos` or SHA-256, computed by `digest` (None: `Store.digests`). Undamaged files are
-    added to `checked`, and files that it has already are not read again.
+    `infos` are fsspec's info dicts of the output's files by path. Sizes are compared and, if
+    ``checked.by`` is "digest", the MD5 in `infos` or, if it is missing or differs, the SHA-256,
+    computed by `digest` (None: `Store.digests`). Undamaged files are added to `checked`, and files
+    that it has already are not read again. With "digest", quarantine files are verified, too.
     """
     damage: dict[str, str] = {}
     unread: dict[str, Record] = {}

@@ -5,17 +5,17 @@ part's file, in which only the first attempt succeeds, and then the record, unde
 If a later attempt or the next run finds a part without a record, it compares the part's digest
 with the intents' digests, and creates the record from the intent that matches.
 
-Small parts are published in the metadata, where readers of datasets do not look. When all parts
-are done, tasks join neighbouring parts: each publishes a file of several parts in the same way,
-with a record that contains the parts' records, and removes the parts after that. A reader never
-sees a row twice, and of an unfinished job only files that are final.
+If parts will be joined into larger files, they are published in the metadata, where readers of
+datasets do not look. When all parts are done, tasks join neighbouring parts: each publishes a file
+of several parts in the same way, with a record that contains the parts' records, and then removes
+the parts. A reader never sees a row twice, and of an unfinished job only files that are final.
 
-Rows that go to folders are published in the same way, all rows in one file of the metadata. They
-are spread over the folders before the record is created. Several attempts may do so, because all of
-them make the same files.
+Rows that go to partition folders are published in the same way, first as one file of all rows in
+the metadata. They are spread over the folders before the record is created. Several attempts may do
+so, because all of them make the same files.
 
-Only files of rows are flushed to disk before they get their names. A record that a power loss left
-empty counts as missing.
+Files of rows are flushed to disk before they get their names; records are not. If a power loss
+leaves a record empty, the next run removes the part and does it again.
 """
 
 from __future__ import annotations
@@ -50,30 +50,38 @@ LEDGER = "summary.json"  # state of a job's steps, in their folder
 
 
 class JobChangedError(ValueError):
-    """Error for an output directory of another job, with other settings, model, input or run."""
+    """Error for an output directory that belongs to another job or run, or has lost its metadata.
+
+    Another job has other settings, code, models or input.
+    """
 
 
 def part_name(number: int, count: int, key: str, suffix: str) -> str:
     """Return the output file name of a part, such as ``part-00012-1a2b3c4d.parquet``.
 
     A part is a slice of a job's input that is processed as one unit. `number` counts from 0 to
-    `count` - 1, `key` are 8 hex digits that identify the run, and `suffix` is the extension.
+    `count` - 1, `key` are 8 hex digits that identify the run, and `suffix` is the extension, with
+    its dot.
     """
     return f"part-{_padded(number, count)}-{key}{suffix}"
 
 
 def joined_name(first: int, last: int, count: int, key: str, suffix: str) -> str:
-    """Return the name of a file with the rows of parts `first` to `last`, which were joined.
+    """Return the name of a file with the joined rows of parts `first` to `last`, both included.
 
     An example is ``part-00000-00023-1a2b3c4d.parquet``. `count` is the number of all parts, which
     determines the width of numbers, `key` are 8 hex digits that identify the run, and `suffix` is
-    the extension.
+    the extension, with its dot.
     """
     return f"part-{_padded(first, count)}-{_padded(last, count)}-{key}{suffix}"
 
 
 def part_number(name: str) -> int:
-    """Return the number of the part in an output file's name; for joined parts, of the first."""
+    """Return the number, from 0, of the part in an output file's name or path.
+
+    For joined parts, it is the number of the first. `name` must be from `part_name` or
+    `joined_name`.
+    """
     match = PART_NAME.match(posixpath.basename(name))
     assert match is not None
     return int(match[1])
@@ -90,7 +98,7 @@ def _padded(number: int, count: int) -> str:
 
 
 def key_in(name: str) -> str | None:
-    """Return the run's key (8 hex digits) in the name of a part's output file or metadata file.
+    """Return the run's key (8 hex digits) in the name or path of a part's output or metadata file.
 
     Returns None if `name` is no such name.
     """
@@ -129,7 +137,8 @@ def metadata_gone(directory: Store) -> JobChangedError:
 class Record:
     """Record of a finished part, a slice of the input: its source, output files, counts and times.
 
-    A file of several joined parts has a record, too, which contains the parts' records.
+    A file of several joined parts has a record, too, which contains the parts' records and the sums
+    of their rows; other counts are only in the parts' records.
     """
 
     name: str  # name of the part's file, or of its file in each folder
@@ -196,8 +205,9 @@ class Record:
         """Return a copy of the record with the sizes and digests of its files.
 
         `files` maps paths to contents: either the one file `self.name`, whose size and SHA-256 the
-        record has already, or files in partition folders, whose sizes and SHA-256 are added. The
-        MD5 of all `files` is added if listings of `directory` may report it.
+        record has already, or files in partition folders, whose sizes and SHA-256 are added, and
+        whose total size becomes `file_bytes`. The MD5 of each of the `files` is added if listings
+        of `directory` may report it.
         """
         changes: dict[str, Any] = {}
         if directory.reports_md5:
@@ -217,9 +227,10 @@ class Record:
 
 
 def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Serialize `values` as a JSON object in UTF-8, with a SHA-256 of its text as the last entry.
+    """Serialize `values` as a JSON object in UTF-8, with a last entry "sha256".
 
-    `indent` is an option of `json.dumps`.
+    It is the SHA-256 of the object's text without this entry. `indent` is an option of
+    `json.dumps`.
     """
     text = json.dumps(values, indent=indent, ensure_ascii=False)
     return _append_digest(text.encode("utf-8", "backslashreplace"))
@@ -228,8 +239,8 @@ def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
 def unsealed(content: bytes) -> dict[str, Any] | None:
     """Parse JSON from `sealed`, and return its values without the digest.
 
-    Returns None if the content was changed since, or is no JSON object. The digest is no signature:
-    anybody can compute it, so callers check types before use.
+    Returns None if the content was changed since, or is not from `sealed`. The digest is no
+    signature: anybody can compute it, so callers check types before use.
     """
     body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
     if content.strip() == _append_digest(body):
@@ -258,7 +269,7 @@ def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | Non
 
 
 def parse_record(content: bytes) -> Record | None:
-    """Parse a record from its JSON line; return None if it is damaged or empty."""
+    """Parse a record from its JSON line; return None if it is damaged, empty, or no record."""
     with contextlib.suppress(*MALFORMED):
         values = unsealed(content) or {}
         joined = tuple(Record(**part) for part in values.pop("joined", ()))
@@ -284,18 +295,20 @@ def record_path(name: str) -> str:
 
 
 def quarantine_path(name: str) -> str:
-    """Return the path, in the output directory, of the quarantine file of the output file `name`.
+    """Return the path, in the output directory, of the quarantine file of the part `name`.
 
-    It lists lines and rows of the part that could not be read or classified.
+    `name` is the part's output file. The quarantine file lists files, lines and rows of the part
+    that could not be read or classified.
     """
     return f"{QUARANTINE}/{stem_of(name)}.jsonl"
 
 
 def published_path(name: str, encoding: Encoding) -> str:
-    """Return the path of the first file that a task creates for the output file `name`.
+    """Return the path of the file of rows that a task creates first for the output file `name`.
 
-    It is `name`, or with partition folders a file in `WHOLE` with all rows, which are split into
-    the folders later.
+    It is `name`, unless the rows go to partition folders: then it is a file in `WHOLE` with all
+    rows, which are split into the folders later. For a part in `PARTS`, which is joined with others
+    first, it is always `name`.
     """
     return f"{WHOLE}/{name}" if _is_spread(name, encoding) else name
 
@@ -310,10 +323,10 @@ def _is_spread(name: str, encoding: Encoding) -> bool:
 
 
 def is_published(directory: Store, name: str, encoding: Encoding) -> bool:
-    """Return whether an attempt has created the file of the part `name`.
+    """Return whether an attempt has created the output file `name`, also of joined parts.
 
-    With partition folders, a file of all rows is created first, and removed once the part's record
-    exists; either of them counts.
+    If its rows go to partition folders, a file of all rows is created first, and removed once the
+    record exists; either of them, that file or the record, counts.
     """
     paths = [published_path(name, encoding)]
     if _is_spread(name, encoding):
@@ -330,12 +343,16 @@ def publish(
 ) -> Record:
     """Create a part's output file, quarantine file and record; return the record.
 
-    The first of several attempts at a part counts: if it has created the file, later attempts leave
-    it, and return its record. `record` and `content` are this attempt's record and file content,
-    from `pack_rows` with partition folders; `problems` are written to the quarantine file. Raises
-    FileExistsError if a file of this name is from no attempt at this part, and JobChangedError if
-    another run has started over before the rows are spread over folders. An attempt that fails
-    before it has created the file, such as on a full disk, leaves no part.
+    Also used for a file of joined parts. The first of several attempts at a part counts: if it has
+    created the file, later attempts leave it, and return its record. `record` and `content` are
+    this attempt's record and file content, from `pack_rows` with partition folders. `problems` are
+    written to a quarantine file, unless there are none. The returned record has the digests of
+    these files. An attempt that fails before it has created the file, such as on a full disk,
+    leaves no part.
+
+    Raises RuntimeError if the file would not have ``record.rows_out`` rows, FileExistsError if a
+    file of this name is from no attempt at this part or has a damaged record, and JobChangedError
+    if another run has started over before the rows are spread over folders.
     """
     if _is_spread(record.name, encoding):
         # Nothing is published if this raises.
@@ -372,11 +389,13 @@ def publish(
 
 
 def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
-    """Return the record of a part whose file exists; create the record if it is missing.
+    """Return the record of the output file `name`, which exists; create the record if missing.
 
     It is then copied from an intent: the record that each attempt writes under a private name
-    first. Returns None if no intent has the digest of the part's file, or if the record is damaged.
-    Raises FileNotFoundError if neither the record nor the part's file exists.
+    first. If the rows go to partition folders, they are spread over these before that. Returns None
+    if no intent has the digest of the file, or if the record is damaged. Raises FileNotFoundError
+    if neither the record nor the file exists, and JobChangedError if another run has started over
+    before the rows are spread.
     """
     # Another attempt may create the record and remove the file between the first two reads.
     for is_last in (False, True):
@@ -405,9 +424,11 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
 def _create_record(
     directory: Store, record: Record, files: Mapping[str, bytes], encoding: Encoding
 ) -> Record | None:
-    """Create the record of a part, after the part's files in partition folders, if it has any.
+    """Create the record of a part, after its files in partition folders if its rows go to these.
 
-    `files` has their content by path. Returns None if another attempt has created the record.
+    `files` has the content of these files by path; for other parts, it is ignored. The file of all
+    rows is removed at the end. Returns the record with the files' sizes and digests, or None if
+    another attempt has created the record.
     """
     path, is_spread = record_path(record.name), _is_spread(record.name, encoding)
     # If the record exists, a late attempt has published a part again whose rows are spread.

@@ -22,7 +22,8 @@ def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Sc
 
     An annotation set has one row per input row, and only the columns that a job adds. Bookkeeping
     columns are ``_file``, ``_place`` (position in the file) and ``_left_out``. Fields named in
-    `labels` get metadata by which reports find them. The schema has metadata for pandas.
+    `labels` get metadata by which reports find them; other fields get none. The schema has metadata
+    for pandas.
     """
     marked = [f.with_metadata(LABEL if f.name in labels else {}) for f in new]
     schema = pa.schema([*BOOKKEEPING, *marked])
@@ -35,10 +36,11 @@ def annotation_table(
 ) -> pa.Table:
     """Return a table of `schema` with one row per row of the input, ordered by file and position.
 
-    `new` has the new columns of the rows without `problems`. `positions` has columns ``_file`` and
-    ``_place`` (position in the file) of every row that could be read. Rows with a problem are null
-    in the new columns. Their ``_left_out`` is "row", or "line" if the row could not be read, also
-    from a Parquet file; it is null in all other rows. Problems without a position add no row.
+    Files are in the order of `positions`. `new` has the new columns of the rows without `problems`.
+    `positions` has columns ``_file`` and ``_place`` (position in the file) of every row that could
+    be read. Rows with a problem are null in the new columns. Their ``_left_out`` is "row", or
+    "line" if the row could not be read, also from a Parquet file; it is null in all other rows.
+    Problems without a position add no row.
     """
     problems = [problem for problem in problems if problem.place is not None]
     failed = dict.fromkeys(((problem.file, problem.place) for problem in problems), LINE)

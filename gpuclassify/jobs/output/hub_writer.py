@@ -116,7 +116,7 @@ class HubWriter(FileWriter):
     Raises
     ------
     ValueError
-        The Hub does not accept a name or the format.
+        The Hub does not accept a name, or the format is not Parquet with `annotates`.
     """
 
     repo: str = setting(kw_only=False)
@@ -139,7 +139,11 @@ class HubWriter(FileWriter):
             remember_token(f"datasets/{self.repo}", token)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if repository, path, split or format are not valid."""
+        """Raise TypeError or ValueError if repository, path, split or format are not valid.
+
+        A compression of None becomes the format's default, and an endpoint of None the Hub's
+        address, from HF_ENDPOINT if set.
+        """
         from huggingface_hub import constants
 
         super().check_together()
@@ -149,7 +153,10 @@ class HubWriter(FileWriter):
         self._set("endpoint", self.endpoint or constants.ENDPOINT)
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments by name, without tokens and secrets in URLs."""
+        """Return the constructor's arguments by name, without secrets.
+
+        Secrets are the token, the storage options, and parts of URLs.
+        """
         return super().settings() | {"staging": redacted(self.staging)}
 
     @property
@@ -183,7 +190,8 @@ class HubWriter(FileWriter):
         Called before work begins; nothing is written. `parts` is the number of the job's parts,
         which become files if `output_bytes` is 0. Raises ValueError for more files than a folder of
         the Hub may have. Raises FileExistsError if the split has files that this job did not write
-        and `overwrite` is false. Raises Hub errors if the repository cannot be read.
+        and `overwrite` is false. Raises Hub errors if the repository cannot be read. The Hub is not
+        asked if the files in `staging` are complete.
         """
         if not self.output_bytes:
             _check_count(parts)
@@ -193,7 +201,8 @@ class HubWriter(FileWriter):
     def is_uploaded(self) -> bool:
         """Return whether an earlier run has committed exactly the files that are in `staging`.
 
-        A file in `staging` records the last commit; the Hub is not asked.
+        A file in `staging` records the last commit; the Hub is not asked. The output in `staging`
+        must be complete.
         """
         files = staged_files(self.directory, self.target, self.encoding.suffix)
         return self._earlier_commit({file.path: file.digest for file in files}) is not None
@@ -332,11 +341,12 @@ class Target:
     def digests(
         self, commit: str, tries: int = TRIES, *, has_files: bool = False
     ) -> dict[str, str]:
-        """Return the digest of each file in the folder at a commit, by path; {} without a folder.
+        """Return the digest of each file directly in the folder at a commit, by path.
 
-        Digests are SHA-256 for large files, and Git's SHA-1 for others. With `has_files`, the
-        folder is known to exist, and the request is retried if the Hub does not show the folder
-        yet. `tries` limits the tries. Raises errors of `gpuclassify.hub.calls`.
+        Returns {} if there is no such folder. Digests are SHA-256 for large files, and Git's SHA-1
+        for others. With `has_files`, the folder is known to exist, and the request is retried if
+        the Hub does not show the folder yet; so it is in any case if the Hub does not show the
+        commit yet. `tries` limits the tries. Raises errors of `gpuclassify.hub.calls`.
         """
         api = self.api()
 
@@ -382,8 +392,9 @@ class Target:
         """List paths of the split's files that this job did not write.
 
         `existing` are digests of the folder's files, and `ours` digests of the job's files, both by
-        path. A file is foreign if `ours` lacks its path, or has another digest for it. Raises
-        FileExistsError if there are such files and `overwrite` is false.
+        path. The split's files are Parquet and JSON lines files called ``{split}-...``. One is
+        foreign if `ours` lacks its path, or has another digest for it. Raises FileExistsError if
+        there are such files and `overwrite` is false.
         """
         names = re.compile(f"{re.escape(self.split)}-[^/]*")
         foreign = [
@@ -435,9 +446,9 @@ class StagedFile:
 def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFile]:
     """List the files with rows in `directory`, the output of a finished job.
 
-    If no file has rows, only the first file is listed, to upload its columns. `suffix` is the
-    extension of paths in the repository. Raises ValueError if the job's manifest lacks some of its
-    parts.
+    If no file has rows, only the first file is listed, to upload its columns. `target` makes the
+    paths in the repository, with the extension `suffix`. Raises FileNotFoundError if the job is not
+    finished, and ValueError if its manifest lacks some of its parts.
     """
     records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
     parsed = [record for record in records if record is not None]
@@ -486,7 +497,8 @@ def upload_and_commit(
 def _read_card(staging: Store, target: Target) -> str:
     """Return the section for the dataset card that the job's report wrote, in Markdown.
 
-    Its heading gets the target's folder and split. A missing or too large section is "".
+    Its heading gets the target's folder and split. Returns "" if the section is missing, or larger
+    than `MOST_CARD_BYTES`.
     """
     folder, name = posixpath.split(REPORTS[-1])
     size = staging.sizes(folder).get(name, 0)
@@ -556,8 +568,11 @@ def _commit(
     """Replace the split's files by this job's files in one commit; return the commit's hash.
 
     `additions` are huggingface_hub's operations for files that the Hub lacks; `digests` has the
-    Hub's digests of the job's files by path. Other files of the split are removed. The card is
-    updated for `columns` (or None), and gets the text `section`. Retries if others commit.
+    Hub's digests of the job's files by path. Other files of the split are removed. The dataset card
+    is updated for `columns`, the files' schema (None: unknown), and gets the text `section` unless
+    it is empty. If the branch has exactly these files of the split already, the hash of its last
+    commit is returned. Retries if the Hub is busy or others commit. Raises HubRefusedError if the
+    commit lacks files, FileExistsError if files may not be replaced, and other Hub errors.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -616,7 +631,8 @@ def card_with_split(
     The split is the one of `target`. A card may list files, columns and row counts of splits, which
     `datasets` then expects. The split's files are added to the list, and descriptions that no
     longer fit are removed. `files` are the split's paths, `folder` all paths in the target's folder
-    after the commit, and `columns` is the files' Arrow schema, or None if unknown.
+    after the commit, and `columns` is the files' Arrow schema, or None if unknown. A warning is
+    logged if a description of columns is removed.
     """
     from huggingface_hub import DatasetCard
 
@@ -701,7 +717,10 @@ def _add_files(
 
 
 def _entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a configuration's ``data_files`` as dicts of ``split`` and ``path`` (patterns)."""
+    """Return a configuration's ``data_files`` as new dicts of ``split`` and ``path`` (patterns).
+
+    ``path`` is a list. Files without a split are of "train".
+    """
     files = config.get("data_files") or []
     if isinstance(files, dict):
         files = [{"split": split, "path": path} for split, path in files.items()]

@@ -72,6 +72,8 @@ class FileWriter(Declared):
     ------
     TypeError
         The path is empty.
+    ValueError
+        The format lacks the compression, or jobs cannot write to such a URL.
     """
 
     path: Any = setting(kw_only=False, convert=str)
@@ -81,9 +83,10 @@ class FileWriter(Declared):
     storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if the path is empty or the format lacks the compression.
+        """Raise TypeError if the path is empty, or ValueError for a wrong compression or URL.
 
-        A compression of None becomes the format's default.
+        The format must have the compression, and jobs must be able to write to the URL. A
+        compression of None becomes the format's default, and storage options of None become {}.
         """
         compressions = PARQUET_COMPRESSIONS if self.file_format == PARQUET else JSONL_COMPRESSIONS
         if self.compression is None:
@@ -102,12 +105,15 @@ class FileWriter(Declared):
 
     @property
     def file_format(self) -> str:
-        """Format of the files: "parquet" or "jsonl"."""
+        """Format of the files, "parquet" or "jsonl"; every subclass must define it."""
         raise NotImplementedError
 
     @property
     def annotates(self) -> bool:
-        """Whether the output has only the columns that the job adds, one row per input row."""
+        """Whether the output has only the columns that the job adds, one row per input row.
+
+        False in this base class.
+        """
         return False
 
     @property
@@ -141,12 +147,12 @@ class FileWriter(Declared):
 
     @property
     def keeps_index(self) -> bool:
-        """Whether the index of a dataframe is written as a column, unless it is a RangeIndex."""
+        """Whether a dataframe's index, unless it is a RangeIndex, is written; True for Parquet."""
         return self.file_format == PARQUET
 
     @property
     def has_report(self) -> bool:
-        """Whether the job writes a report into the output."""
+        """Whether the job writes a report and a card into the output; True here."""
         return True
 
     def check(self, parts: int) -> None:
@@ -200,10 +206,10 @@ class AnnotationWriter(ParquetWriter):
 
     It ends a `gpuclassify.jobs.pipeline.Pipeline` that begins with a reader of files. The set has
     one row for each input row, in order, with the new columns, ``_file``, ``_place`` (the row's
-    number in a Parquet file, the first byte of its line in a JSON lines file) and ``_left_out``. No
-    row is dropped: a filter's decision becomes the column ``keep``, or the column that
-    ``keep_field=`` names. Rows in quarantine (unreadable, or failed in a classifier) are null, and
-    their ``_left_out`` is "line" or "row"; it is null elsewhere. Texts are not written.
+    number from 0 in a Parquet file, the first byte of its line in a JSON lines file) and
+    ``_left_out``. No row is dropped: a filter's decision becomes the column ``keep``, or the column
+    that ``keep_field=`` names. Rows in quarantine (unreadable, or failed in a classifier) are null,
+    and their ``_left_out`` is "line" or "row"; it is null elsewhere. Texts are not written.
     ``_gpuclassify/job.json`` describes the set: files, settings, and models with their commits.
 
     Running the same job again annotates only files that are new since then.
@@ -214,7 +220,7 @@ class AnnotationWriter(ParquetWriter):
         Directory, or fsspec URL of one.
     compression : {"zstd", "snappy", "gzip", "lz4", "none"}
     redo_changed : bool
-        Annotate changed files again. Default: raise an error for them.
+        Annotate input files again that have changed since. Default: raise an error for them.
     output_bytes : int
         See `FileWriter`.
     storage_options : dict, optional
@@ -283,13 +289,15 @@ def to_parquet(
     Returns
     -------
     list of str, or dask.delayed.Delayed
-        The files written.
+        Paths of the files written, or an object that computes them.
 
     Raises
     ------
     FileExistsError
         `path` has such files and `overwrite` is not set, or has some in other folders or behind
         links.
+    NotADirectoryError
+        `path`, or on a local disk a folder above it, is a file.
     ValueError
         `dataset` is known to be read from `path` or from a folder above it. Or its columns have
         equal names as text, such as ``1`` and ``"1"``.
@@ -349,7 +357,8 @@ def _publish(
 ) -> list[str]:
     """Rename written temporary files to `names`, remove `earlier` files, and return the new paths.
 
-    `written` has each file's temporary name and SHA-256. The call may be repeated after a failure.
+    `written` has each file's temporary name and SHA-256, in the order of `names`. Names that are
+    also in `earlier` are replaced, not removed. The call may be repeated after a failure.
     """
     directory = open_store(path, storage_options)
 
@@ -376,7 +385,7 @@ def _earlier_files(directory: Store, overwrite: bool) -> list[str]:
 
     Raises FileExistsError if there are any and `overwrite` is false. With `overwrite`, it raises
     only for files that may not be replaced: behind a link, or in a folder not named like
-    ``lang=de``.
+    ``lang=de``. Dask's ``_metadata`` and ``_common_metadata`` are listed, too, but are no error.
     """
     start = len(directory.root) + 1
     earlier: dict[str, bool] = {}  # whether each file may be replaced, by name

@@ -112,9 +112,9 @@ class JobProgress:
             self._print()
 
     def waiting(self, what: str) -> None:
-        """Replace title and progress by a text.
+        """Replace title and progress by a text, such as "Loading the model".
 
-        For example, `what` is "Loading the model".
+        Without a live line, the text is written as a line at once.
         """
         self._title = what
         if self._bar is None:
@@ -199,8 +199,9 @@ class JobProgress:
     def _speed(self, summary: JobSummary, begun_rows: int, is_over: bool) -> str:
         """Return rows and tokens per second of this run for a status line, such as ", 5.0 rows/s".
 
-        `summary` counts finished tasks, and `begun_rows` are finished rows of unfinished tasks. If
-        `is_over`, the working time is added.
+        `summary` counts finished parts, and `begun_rows` are finished rows of unfinished parts.
+        Until the end, the time before the first progress is left out, when models were loaded. If
+        `is_over`, it is included, and the working time is added to the text.
         """
         rows, text = summary.run_rows + begun_rows, ""
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
@@ -220,8 +221,8 @@ class JobProgress:
         """Return the time left and use of a cluster's GPUs, as in ", 1:30 left, GPU 95% busy".
 
         `left` is the ratio of work left to work done in this run, whose time is from `summary`:
-        until now if `begun_rows`, the finished rows of unfinished tasks, is not 0; else until the
-        last task ended.
+        until now if `begun_rows`, the finished rows of unfinished parts, is not 0; else until the
+        last part ended. GPUs are those of the client's workers; none are shown without a client.
         """
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
@@ -245,7 +246,10 @@ class JobProgress:
 
 
 def _label_shares(summary: JobSummary) -> str:
-    """Return the most frequent labels so far, for a status line, from the first column with any."""
+    """Return the most frequent labels so far with percentages of rows, for a status line.
+
+    They are from the first column with any labelled row. Returns "" if there is none.
+    """
     columns = column_labels(summary.columns, summary.labelled, summary.stages)
     labels = next((labels for labels in columns.values() if labels.labelled), None)
     if labels is None:
@@ -259,7 +263,7 @@ def format_gpus(shares: list[float | None]) -> str:
     """Return a text such as ", GPU 95% 90% busy" for a status line, or "" if no use is known.
 
     `shares` has the use of each GPU in percent, 0 to 100, and None if unknown. For more than eight
-    GPUs, the text has their mean and the lowest.
+    GPUs of known use, the text has their number, their mean and the lowest.
     """
     known = [share for share in shares if share is not None]
     if not known:

@@ -49,9 +49,9 @@ GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Write ``report.json``, ``report.html`` and a dataset card into a job output's ``_report/``.
 
-    `parts` are sections that classifiers and jobs add to the report. Returns the content of
-    ``report.json``. Raises FileNotFoundError if no job has begun in `directory`, and
-    DamagedMetadataError if its metadata cannot be parsed.
+    `parts` are sections that classifiers and jobs add to the report. No card is written if the job
+    has no provenance. Returns the content of ``report.json``. Raises FileNotFoundError if no job
+    has begun in `directory`, and DamagedMetadataError if its metadata cannot be parsed.
     """
     report = report_of(directory, parts)
     directory.make(posixpath.dirname(REPORTS[0]))
@@ -65,9 +65,10 @@ def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str
 def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Return the content of ``report.json``: counts, speeds and settings by name, as JSON values.
 
-    `directory` is the job's output. Only slices of the input that are finished are counted. `parts`
-    are sections that classifiers and jobs add to the report. Raises FileNotFoundError if no job has
-    begun in `directory`, and DamagedMetadataError if its metadata cannot be parsed.
+    `directory` is the job's output; nothing is written. Only slices of the input that are finished
+    are counted. `parts` are sections that classifiers and jobs add to the report. Raises
+    FileNotFoundError if no job has begun in `directory`, and DamagedMetadataError if its metadata
+    cannot be parsed.
     """
     job = read_job(directory)
     summary = JobSummary(output=str(directory))
@@ -141,10 +142,11 @@ def read_provenance(directory: Store) -> Provenance:
 def _throughput(
     times: list[tuple[float, float, float, int]],
 ) -> tuple[float, list[list[float]]]:
-    """Return the working time in seconds, and up to 60 points of (seconds, rows per second).
+    """Return the working time in seconds, and up to 60 points [seconds, rows per second].
 
     `times` has (start of the run, start, end, rows) of each finished part, in seconds since 1970.
-    Working time excludes the time between runs.
+    Working time excludes the time between runs. It is divided into equal intervals: a point has the
+    middle of an interval and the speed in it. Without parts, returns (0.0, []).
     """
     if not times:
         return 0.0, []
@@ -205,7 +207,8 @@ def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) ->
 def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
     """Return the share of time that GPUs were busy, and their peak memory; None without GPU.
 
-    ``busy_share`` is None if the driver does not report it, as for MIG slices.
+    ``busy_share`` is None if the driver does not report it, as for MIG slices. Peaks, in bytes,
+    have their names in `GPU_PEAKS`; unknown ones are absent.
     """
     peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
     sampled_seconds = totals.get("device_sampled_seconds")
@@ -223,8 +226,9 @@ def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[f
     histogram goes from the lowest to the highest bin with rows, including empty bins between them.
 
     A bin includes its lower edge, and the last bin also its upper edge, as in ``numpy.histogram``.
-    So a bin that would hold only the `largest` score (None if unknown) is joined to the bin below:
-    scores from 0 to 1 get no bin that begins at 1.
+    So a last bin that would hold only the `largest` score (None if unknown) is joined to the bin
+    below: scores from 0 to 1 get no bin that begins at 1. If the last bin is the only one and
+    begins at 0 or lower, it is not joined. Without rows, the list is empty.
     """
     rows = {int(number): count for number, count in counts.items()}
     first, last = min(rows, default=0), max(rows, default=-1)
@@ -244,11 +248,13 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return a dict for the rows read, and one for each stage with its ``name`` and ``rows`` left.
+    """Return a list of dicts: one for the rows read, and one per stage, in order.
 
-    Stages also have ``dropped`` and ``would_drop``: dicts of the number of rows by reason. The
-    latter rows fail a filter that only marks rows in a column. Where rows change between stages, a
-    dict named "other stages, left out" is inserted. Empty without stages.
+    Each has ``name``, the stage's name or "rows read", and ``rows``, the number of rows that are
+    left after it. Stages also have ``dropped`` and ``would_drop``: dicts of the number of rows by
+    reason. Rows of ``would_drop`` fail a filter that only marks rows in a column. Where the number
+    of rows changes otherwise, between stages or at the ends, a dict named "other stages, left out"
+    is inserted. Returns [] without stages.
     """
     if not summary.stages:
         return []
@@ -268,7 +274,11 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return a job's settings by section, with the number of files in place of lists of files."""
+    """Return a job's settings by section, with the number of files in place of lists of files.
+
+    The section of an input gets that number as "files", and a file's name as "such as". Digests and
+    versions of a stage's code are among its settings.
+    """
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
     settings = {
         name: {**values, **values.get(CODE, {})}
@@ -367,7 +377,10 @@ def _marked(text: str) -> Markup:
 def join_bins(
     bins: Sequence[tuple[float, float, int]], most: int = MOST_BARS
 ) -> list[tuple[float, float, int]]:
-    """Join neighbouring bins of a histogram, (lower edge, upper edge, count), to at most `most`."""
+    """Join neighbouring bins of a histogram, (lower edge, upper edge, count), to at most `most`.
+
+    The same number of bins is joined each time, except at the end.
+    """
     joined = -(-len(bins) // most)
     groups = [bins[start : start + joined] for start in range(0, len(bins), joined)]
     return [(group[0][0], group[-1][1], sum(count for *_, count in group)) for group in groups]
@@ -379,8 +392,9 @@ def most_crossed(
     """Return the most frequent labels of two columns, for a cross table of `most` by `most` cells.
 
     `counts` are rows by the label in the first column, then by the label in the second column.
-    Returns labels of the first column, labels of the second column, the number of rows whose two
-    labels are equal, and the number of all rows.
+    Returns up to `most` labels of the first column and of the second column, most frequent first,
+    then the number of rows whose two labels are equal, and the number of all rows. Both numbers
+    also count rows with other labels.
     """
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}

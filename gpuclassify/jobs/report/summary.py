@@ -42,8 +42,8 @@ OTHER, NO_SOURCE = "(other)", "(null)"  # names of all rare sources, and of rows
 def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, int]]:
     """Count rows by bin of score, for each column in `columns` that the table has.
 
-    Returns numbers of rows by column, then by bin: ``floor(score / 0.05)``, as text. Scores are
-    clipped to -10 and 10. Null and non-finite scores are not counted.
+    Returns numbers of rows by column, then by bin: ``floor(score / 0.05)``, as text. Bins without
+    rows are absent. Scores are clipped to -10 and 10. Null and non-finite scores are not counted.
     """
     counts = {}
     for name in columns:
@@ -71,7 +71,7 @@ def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Count rows by bin of the text's length in characters, for each column.
 
     `texts` are Arrow columns by name. Returns numbers of rows by column, then by the bin's lower
-    edge in `LENGTH_EDGES`, as text. Null texts are not counted.
+    edge in `LENGTH_EDGES`, as text. Bins without rows are absent. Null texts are not counted.
     """
     counts = {}
     for name, column in texts.items():
@@ -85,8 +85,8 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
     """Count rows by the labels in two columns, for each pair of the table's columns in `columns`.
 
     Returns numbers of rows by ``"FIRST and SECOND"``, then by the label in the first column, then
-    by the label in the second. Rows with a null in either column and columns of lists or structs
-    are left out.
+    by the label in the second. Rows with a null in either column are not counted. Columns of lists
+    or structs are in no pair.
     """
     agreements = {}
     present = [name for name in columns if name in table.column_names]
@@ -103,8 +103,8 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
 def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, dict[str, int]]:
     """Count rows by value of the source column, before (`read`) and after filters (`written`).
 
-    Each value, as text, has a dict with ``read`` and ``written``. Only the values with the most
-    rows read are listed; the others are summed up as "(other)". Null is "(null)".
+    Each value, as text, has a dict with ``read`` and ``written``. The `MOST_LABELS` values with the
+    most rows read are listed; all others are summed up as "(other)". Null is "(null)".
     """
     counts: dict[str, dict[str, int]] = {}
     for kind, column in (("read", read), ("written", written)):
@@ -139,6 +139,8 @@ def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
 @dataclass(frozen=True)
 class ColumnLabels:
     """Counts of the labels in a column, for tables and charts.
+
+    If counts before filters are unknown, those of rows written are in their place.
 
     Attributes
     ----------
@@ -179,7 +181,7 @@ def column_labels(
     `written` has rows written by column and label, and `labelled` rows whose value is not null by
     column. `stages` has counts by classifier, as in `JobSummary`. If a classifier labels the
     column, its counts before filters are used. Otherwise the counts of rows written are used in
-    their place.
+    their place. Columns without an entry in `written` are left out.
     """
     before: dict[str, Mapping[str, Any]] = {}
     for stage in stages.values():
@@ -232,7 +234,7 @@ class JobSummary:
     labels : dict of str to int
         Rows written by label of the first label column, most frequent first.
     elapsed_seconds : float
-        Working time of this run, from the start of its first part to the end of its last part;
+        Working time of this run, from the submission of its first part to the end of its last part;
         without start-up and listing of the input.
     totals : dict of str to float
         Counts, seconds and peaks of the models' runs by name, such as "tokens", summed over all
@@ -272,7 +274,8 @@ class JobSummary:
         Seconds of reading (``read``), mapping (``map``) and writing (``write``), summed over
         workers.
     left_out : dict of str to int
-        Numbers of files, lines and rows left out, which are in quarantine.
+        Numbers of files, lines and rows left out, which are in quarantine, by "file", "line" and
+        "row".
     first_problem : str
         Position and reason of the first problem in the first finished part that left any out.
     output_bytes : int
@@ -385,7 +388,7 @@ class JobSummary:
     def rows_per_second(self) -> float:
         """Number of rows that this run read, per second of wall time.
 
-        The time is from the start of the run's first part (a slice of the input that one task
+        The time is from the submission of the run's first part (a slice of the input that one task
         processes) to the end of its last part, without start-up. The result is 0 if this run has
         finished no part.
         """
@@ -395,7 +398,7 @@ class JobSummary:
     def tokens_per_second(self) -> float:
         """Number of tokens that models read in this run, per second of wall time.
 
-        The time is from the start of the run's first part (a slice of the input that one task
+        The time is from the submission of the run's first part (a slice of the input that one task
         processes) to the end of its last part, without start-up. The result is 0 if this run has
         finished no part.
         """
@@ -405,7 +408,8 @@ class JobSummary:
     def add(self, record: Record, is_resumed: bool = False) -> None:
         """Add the counts of a finished slice of the input, or of a file that joins several slices.
 
-        `is_resumed` is True if an earlier run of the job finished it.
+        `is_resumed` is True if an earlier run of the job finished it. The job itself sets `files`
+        and `elapsed_seconds`.
         """
         self.output_bytes += record.file_bytes
         for part in record.parts:
@@ -449,7 +453,10 @@ class JobSummary:
         add_counts(self.textless, {p: n for p, n in textless.items() if p not in self._with_texts})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return attributes except `running`, and rows and tokens per second, as JSON values."""
+        """Return the attributes except `running` by name, as JSON values, and two speeds.
+
+        These are ``rows_per_second`` and ``tokens_per_second``.
+        """
         speeds = {"rows_per_second": self.rows_per_second}
         hidden = ("running", "_with_texts")
         values = {name: value for name, value in vars(self).items() if name not in hidden}

@@ -63,7 +63,7 @@ class HttpStore(Store):
         """Return whether the server sends byte ranges of the file, by requesting its first byte.
 
         `size_bytes` is the file's size, None if unknown. If it is 0 or 1, a range is the whole
-        file: returns False.
+        file: returns False. A server without ranges sends the whole file in answer.
         """
         with self.explained():
             return self._whole_file(size_bytes) is None
@@ -71,7 +71,8 @@ class HttpStore(Store):
     def _whole_file(self, size_bytes: int | None) -> io.BytesIO | None:
         """Request the first byte of the file as a range; return the content if all of it comes.
 
-        Returns None if only that byte comes, as the server sends ranges. `size_bytes` is the file's
+        Returns None if only the first byte of a longer file comes, because the server sends ranges.
+        `size_bytes` is the file's
         size, None if unknown; a shorter content raises CutShortError.
         """
         ask = functools.partial(self.filesystem.cat_file, self.root, start=0, end=1)

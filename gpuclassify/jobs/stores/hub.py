@@ -36,7 +36,8 @@ TIMEOUT_SECONDS = 60
 def hub_uri(url: str) -> HfUri | None:
     """Parse the ``hf://`` URL of a repository of the Hub; return None for any other URL.
 
-    The revision is "main" if the URL has none. URLs of storage buckets also give None.
+    The revision is "main" if the URL has none. URLs of storage buckets also give None. Raises
+    ValueError if the URL is malformed.
     """
     if not url.startswith(SCHEME):
         return None
@@ -49,8 +50,8 @@ def hub_uri(url: str) -> HfUri | None:
 def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of fsspec options with the Hub token replaced by a name that is not secret.
 
-    The token is kept in this process's memory, for the repositories in `urls`. Without a repository
-    among them, the options are unchanged.
+    The token, a str, is kept in this process's memory for the repositories in `urls`. Without a
+    token, or without a repository among `urls`, the copy is unchanged.
     """
     token, names = storage_options.get("token"), _token_names(urls)
     if not names or not isinstance(token, str):
@@ -63,7 +64,8 @@ def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[st
 def share_tokens(urls: Iterable[str]) -> None:
     """Send the tokens that this process keeps for Hub repositories in `urls` to all Dask workers.
 
-    Tokens are sent through the current Dask client. Does nothing without a client.
+    Tokens are sent through the current Dask client. Does nothing without a client; raises
+    RuntimeError if it is asynchronous.
     """
     share_tokens_with_workers(_token_names(urls))
 
@@ -94,7 +96,7 @@ class BucketStore(Store):
 
     @classmethod
     def check_output(cls, url: str) -> None:
-        """Raise ValueError: jobs cannot write to the Hub directly, file by file."""
+        """Raise ValueError for every URL: jobs cannot write to the Hub directly, file by file."""
         raise ValueError(
             f"{redacted(url)}: on the Hub, each file would be a commit of its own; "
             'HubWriter("OWNER/NAME", staging="out/") makes one of all'
@@ -123,7 +125,7 @@ class HubStore(BucketStore):
     def storage_options(self) -> dict[str, Any]:
         """Storage options for fsspec, with the token that this process keeps for the repository.
 
-        If there is no such token, or the options already have one, they are as passed.
+        A token in the options takes precedence; a name that stands for one is replaced by it.
         """
         options, token = super().storage_options, token_for(_token_name(self.uri))
         return options if token is None or options.get("token") else options | {"token": token}
@@ -161,9 +163,9 @@ class HubStore(BucketStore):
     def entries(self) -> list[Entry] | None:
         """List the file, the files below a folder, or a glob pattern's matches; None if none exist.
 
-        Raises DatasetMissingError if the parent folder (of a pattern: the last one before its first
-        wildcard) does not exist. The parent is listed first to raise errors of a busy Hub, because
-        `_entries_of` would mistake them for a missing file.
+        Raises errors of `gpuclassify.hub.calls`, and DatasetMissingError if the parent folder (of a
+        pattern: the last one before its first wildcard) does not exist. The parent is listed first
+        to raise errors of a busy Hub, because `_entries_of` would mistake them for a missing file.
         """
         path = posixpath.dirname(self.uri.path_in_repo)
         while glob.has_magic(path):

@@ -60,7 +60,8 @@ class LocalStore(Store):
     def url_of(self, path: str) -> str:
         """Return the string that opens the file `path` again.
 
-        It is the path, or a ``file://`` URL if this store was opened by a URL.
+        It is the path, or a ``file://`` URL if this store was opened by a URL. Raises an error if
+        "::" in the path would be read as a chain of URLs.
         """
         if "://" in self.url:
             return super().url_of(path)
@@ -103,9 +104,9 @@ class LocalStore(Store):
         return f": {problem}" if problem else super().hint()
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return the modification time in `info`, fsspec's info on a file, as text.
+        """Return the modification time in `info`, fsspec's info on a file, as text, in seconds.
 
-        For a link, it is the modification time of its target.
+        It counts from 1970. For a link, it is the modification time of its target.
         """
         if info.get("islink"):  # the listing has the time of the link itself
             with contextlib.suppress(OSError):
@@ -113,7 +114,10 @@ class LocalStore(Store):
         return super().version(info)
 
     def stamp(self) -> str:
-        """Return the file's mtime and ctime (in ns) and inode as text, used to detect changes."""
+        """Return the file's mtime and ctime (in ns) and inode as text, used to detect changes.
+
+        Raises FileNotFoundError if the file does not exist.
+        """
         status = Path(self.root).stat()
         return f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
@@ -173,6 +177,7 @@ class LocalStore(Store):
         """Return whether this path or pattern would match a file `name` in the store `folder`.
 
         The file need not exist. Paths are compared as they are and with symbolic links resolved.
+        Returns False if `folder` is not local.
         """
         if not isinstance(folder, LocalStore):
             return False

@@ -20,8 +20,8 @@ URL = re.compile(r"\b\w++://[^\s'\"]+")  # URL within a text
 def file_format(path: str) -> str | None:
     """Return "parquet" or "jsonl" by the extension of a path or URL; None for others.
 
-    The extension of JSON lines may be followed by the extension of a compression, as in
-    ``a.jsonl.gz``.
+    JSON lines have the extension ``.jsonl``, ``.ndjson``, ``.json`` or ``.jsonlines``, which may be
+    followed by the extension of a compression, as in ``a.jsonl.gz``.
     """
     path = without_query(path).lower()
     if path.endswith(PARQUET_SUFFIXES):
@@ -43,7 +43,7 @@ def without_query(path: str) -> str:
 def redacted(url: str) -> str:
     """Return a URL of any protocol without user, password and query; a path unchanged.
 
-    Used for messages and records.
+    Used for messages and records. Except in HTTP(S) URLs, "?" begins a query only if "=" follows.
     """
     return "::".join(map(_redacted, url.split("::")))  # fsspec's chains of URLs
 

@@ -20,7 +20,7 @@ _STORES: dict[str, type[Store]] = {
 
 
 def store_type(url: str) -> type[Store]:
-    """Return the subclass of `Store` for the protocol of a path or URL, without opening it."""
+    """Return `Store` or its subclass for the protocol of a path or URL, without opening it."""
     if url.startswith("hf://buckets/"):
         return BucketStore
     protocol, separator, _ = url.partition("://")

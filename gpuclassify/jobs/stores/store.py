@@ -110,7 +110,7 @@ class WatchedFile:
         return functools.partial(self._call, value) if callable(value) else value
 
     def read(self, length: int = -1) -> bytes:
-        """Read `length` bytes, or the rest of the file; complete short answers by further reads.
+        """Read `length` bytes (negative: the rest of the file), and complete short answers.
 
         A store may answer with fewer bytes than asked for, also in the middle of a file, and
         fsspec returns them as if the file ended there. Raises CutShortError if the file ends before
@@ -181,11 +181,14 @@ class Store:
 
     @classmethod
     def check_output(cls, url: str) -> None:
-        """Raise ValueError if jobs cannot write to this kind of URL; other kinds are accepted."""
+        """Raise ValueError if jobs cannot write to such a URL; this class accepts every URL."""
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the URL names a commit of the Hub, so that its files can never change."""
+        """Whether the URL names a commit of the Hub, so that its files can never change.
+
+        False in this class.
+        """
         return False
 
     @property
@@ -261,7 +264,10 @@ class Store:
     # Calls, and their errors.
 
     def retried(self, call: Callable[[], Result]) -> Result:
-        """Return ``call()``; retry it if it raises a transient error, up to `READ_TRIES` tries."""
+        """Return ``call()``; retry it if it raises a transient error, up to `READ_TRIES` tries.
+
+        Errors that are retried are logged. Other errors, and the error of the last try, are raised.
+        """
 
         def may_pass(err: Exception) -> bool:
             reason = self.cause_of(err)
@@ -280,7 +286,10 @@ class Store:
         return isinstance(err, CutShortError)
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the storage client's error if fsspec raised `err` in its place, else `err`."""
+        """Return the storage client's error if fsspec raised `err` in its place, else `err`.
+
+        This class always returns `err`.
+        """
         return err
 
     @contextlib.contextmanager
@@ -367,7 +376,8 @@ class Store:
         that real folders and files come first. No folder is listed twice with the same remaining
         `levels`, which ends cycles of links, but a link may yield a file again. An empty subfolder
         is an entry of type "directory", and a local folder that cannot be listed is an entry with a
-        `problem`. Raises FileNotFoundError if `root` does not exist.
+        `problem`. Raises FileNotFoundError if `root` does not exist; a flat store (`is_flat`) may
+        yield nothing instead.
         """
         root = self.root if root is None else root
         waiting = deque([(root, levels, "")])
@@ -455,9 +465,10 @@ class Store:
             return self.retried(functools.partial(self.filesystem.info, self.root))
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return the ETag or modification time in `info`, fsspec's info on a file, as text.
+        """Return a file's version in `info`, fsspec's info on it, as text.
 
-        Returns "" if it has none. Used to detect changed input files.
+        It is the file's ETag, MD5, generation or identifier, else its time of modification or
+        creation; "" if `info` has none of them. Used to detect changed input files.
         """
         value = next((info[key] for key in _VERSIONS if info.get(key) not in (None, "")), "")
         return str(value.timestamp() if hasattr(value, "timestamp") else value)
@@ -472,9 +483,11 @@ class Store:
     ) -> Iterator[BinaryIO]:
         """Open the file for reading bytes, and yield it, with retries of transient errors.
 
-        A known `size_bytes` saves requests to the Hub. `ahead_bytes` is the read-ahead there;
-        default: all of a small file. Raises BrokenContentError if code in the block cannot decode
-        the content, and OSError if the bytes are not delivered.
+        `size_bytes` is the file's size, if known, which saves requests to the Hub. `ahead_bytes` is
+        the read-ahead there; default: all of a file up to 8 MiB, else 8 MiB. Raises OSError, or an
+        error of `gpuclassify.hub.calls`, if the bytes are not delivered. If they are, ValueError,
+        EOFError, OSError and the errors of Arrow, zlib and lzma in the block mean that the content
+        cannot be decoded, and become BrokenContentError.
         """
         with self.open(size_bytes, ahead_bytes) as opened:
             file = WatchedFile(opened, self, size_bytes)
@@ -491,8 +504,9 @@ class Store:
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
         """Open the file for reading bytes, with a read-ahead of `LINE_BYTES`.
 
-        A compressed file gets the file system's default read-ahead, which is larger. Subclasses
-        use its size `size_bytes` (None: unknown) and the read-ahead `ahead_bytes`.
+        A compressed file gets the file system's default read-ahead, which is larger. The file's
+        size `size_bytes` (None: unknown) and the read-ahead `ahead_bytes` (None: a default) are
+        ignored here; subclasses use them.
         """
         # The default read-ahead, 50 MiB in s3fs, is several times the size of a part.
         block_size = None if compression(self.url) else LINE_BYTES
@@ -525,7 +539,10 @@ class Store:
         )
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Return the size in bytes of each file directly in `folder`, a relative path, by name."""
+        """Return the size in bytes of each file directly in `folder`, a relative path, by name.
+
+        Returns {} if `folder` is missing.
+        """
         return {
             posixpath.basename(info["name"]): info["size"]
             for info in self._infos_in(folder)
@@ -573,7 +590,8 @@ class Store:
         """Return the hexadecimal MD5 of a file's content if fsspec's info on it has it, else None.
 
         S3's ETag is the MD5 of objects that were stored by one request and are not encrypted with
-        a customer's key. Google Cloud Storage and Azure have fields for it.
+        a customer's key; any other ETag is returned, too, and equals no MD5. Google Cloud Storage
+        and Azure have fields for it.
         """
         settings = info.get("content_settings") or {}
         md5 = settings.get("content_md5") or info.get("md5Hash") or info.get("ETag")
@@ -603,7 +621,10 @@ class Store:
         return self.filesystem.cat_file(self.path(name))
 
     def read_all(self, names: Sequence[str]) -> Iterator[bytes]:
-        """Yield the contents of the files `names` in this folder, in order, read in parallel."""
+        """Yield the contents of the files `names` in this folder, in order, read in parallel.
+
+        Raises FileNotFoundError if one is missing.
+        """
         with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
             for start in range(0, len(names), 32 * FILES_AT_A_TIME):
                 yield from pool.map(self.read, names[start : start + 32 * FILES_AT_A_TIME])
@@ -643,8 +664,8 @@ class Store:
     def digests(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
         """Return (name, SHA-256, "") of each file, or (name, "", reason) if it cannot be read.
 
-        Several files are read at a time. Only missing files and I/O errors are reasons; other
-        errors, such as of the network, are raised.
+        Several files are read at a time. Reasons are errors with the errno ENOENT (no such file)
+        or EIO; other errors, such as of the network, are raised.
         """
 
         def digest(name: str) -> tuple[str, str, str]:
@@ -696,7 +717,7 @@ class Store:
     def holds(self, file: Store) -> bool:
         """Return whether the path of the store `file` lies below this folder.
 
-        The two must have the same type of file system. The file need not exist.
+        Returns False if the two have different types of file systems. The file need not exist.
         """
         try:
             is_same_kind = type(file.filesystem) is type(self.filesystem)
@@ -707,8 +728,9 @@ class Store:
     def would_match(self, folder: Store, name: str) -> bool:
         """Return whether this path or pattern would match a file `name` in the store `folder`.
 
-        The file need not exist. Used to refuse an output that the job's input would match. Raises
-        ImportError if the package that fsspec needs for this URL is not installed.
+        Returns False if the two stores have different file systems. The file need not exist. Used
+        to refuse an output that the job's input would match. Raises ImportError if the package that
+        fsspec needs for one of the URLs is not installed.
         """
         return self.filesystem == folder.filesystem and self._matches(
             self.root, f"{folder.root}/{name}"
@@ -776,7 +798,8 @@ class Store:
     def sweep(self, *folders: str) -> None:
         """Remove temporary files in these folders that killed processes left while writing.
 
-        Files of running processes of this machine are kept, and files of other machines for a day.
+        `folders` are relative paths; "" is this folder. Files that running processes of this
+        machine are writing are kept, and files of other machines for a day.
         """
         for folder in folders:
             left = [
