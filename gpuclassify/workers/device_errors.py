@@ -66,12 +66,13 @@ class BrokenDeviceError(RuntimeError):
 
 
 def is_broken_device(error: BaseException) -> bool:
-    """Return whether `error`, or its cause, means that this process has lost its GPU for good.
+    """Return whether `error`, or one of its causes, means that this process has lost its GPU.
 
-    That is read from the message. torch raises ``torch.AcceleratorError``, and cuDF and cuPy raise
-    kinds of RuntimeError, with CUDA's message. RMM throws ``std::bad_alloc`` with that message when
-    an allocation fails for any reason, and cuDF converts it to MemoryError. Returns False for a
-    mere lack of memory, after which the process can still use the GPU.
+    Only a new process can use the GPU again. Causes are followed by ``__cause__``. The loss is read
+    from the messages of RuntimeError and MemoryError. torch raises ``torch.AcceleratorError``, and
+    cuDF and cuPy raise kinds of RuntimeError, with CUDA's message. RMM throws ``std::bad_alloc``
+    with that message when an allocation fails for any reason, and cuDF converts it to MemoryError.
+    Returns False for a mere lack of memory, after which the process can still use the GPU.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -117,7 +118,7 @@ def with_memory_released(action: Callable[[], Result]) -> Result:
 
     `action` is called at most twice. It is also called again if a CUDA library reports that it is
     not initialized, because the library reports the same if it lacks memory at its start. If it
-    does so twice, the device is broken (`is_broken_device`).
+    does so twice, the device is broken (`is_broken_device`). Other errors are raised at once.
     """
     try:
         return action()
@@ -141,7 +142,8 @@ def release_memory() -> None:
 def free_host_bytes() -> int:
     """Return the number of bytes that this process may still allocate on the host.
 
-    In a Dask worker with a memory limit, it is at most the limit minus the process's memory.
+    In a task of a Dask worker with a memory limit, it is at most the limit minus the process's
+    memory.
     """
     import psutil
 

@@ -55,7 +55,7 @@ def free_memory() -> int:
     """Return the number of bytes that this process may still allocate.
 
     It is the smallest of the machine's available memory and, for each control group (cgroup) of the
-    process, the rest of the group's limit.
+    process, the rest of the group's limit. Page cache that the kernel can drop counts as free.
     """
     import psutil
 
@@ -69,7 +69,8 @@ def free_memory() -> int:
 def other_core_seconds() -> float:
     """Return the CPU time, in seconds of one core, that other processes have used since boot.
 
-    On a virtual machine, this includes time that the host gave to its other virtual machines.
+    Processes that this one started do not count. On a virtual machine, the result includes time
+    that the host gave to its other virtual machines.
     """
     import psutil
 

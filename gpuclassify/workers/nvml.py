@@ -118,9 +118,9 @@ def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
 def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple[Gpu, ...]:
     """Return the devices that CUDA would show for a value of ``CUDA_VISIBLE_DEVICES``.
 
-    `visible_devices` is the value, names of devices separated by commas; None shows all. As in
-    CUDA, the list ends at the first name that matches no device, an index names the first slice of
-    a GPU in MIG mode, and a UUID may be shortened.
+    `visible_devices` is the value, names of devices separated by commas, whose order the result
+    has; None shows all. As in CUDA, the list ends at the first name that matches no device, an
+    index names the first slice of a GPU in MIG mode, and a UUID may be shortened.
     """
     if visible_devices is None:
         return tuple(devices)

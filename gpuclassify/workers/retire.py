@@ -138,7 +138,8 @@ def _retire_or_fail(error: Exception) -> NoReturn:
 def _count_attempt(worker: Worker) -> int:
     """Add 1 to the number of GPUs that the current task has broken, and return the number.
 
-    The scheduler keeps the number, because the task moves from worker to worker.
+    The scheduler keeps the number, because the task moves from worker to worker. When it reaches
+    `MOST_ATTEMPTS`, the scheduler's number is set to 0 again.
     """
     keys = [EVENT_TOPIC, str(worker.get_current_task())]
 

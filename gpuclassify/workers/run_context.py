@@ -58,7 +58,8 @@ class RunStats:
     batches, out_of_memory : int
         Batches that were run, and batches that ran out of memory and were divided.
     rescued_texts : int
-        Texts whose outputs were not finite at first and were recomputed alone in float32.
+        Texts (windows, if a text may have several) whose outputs were not finite at first and were
+        recomputed alone in float32.
     prefix_tokens : int
         Prompt tokens that were not run, because their shared prefix was run once.
     decode_steps : int
@@ -155,8 +156,9 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
 
     `totals` are sums of `RunStats` by name. There is advice if the models ran on GPUs, waiting for
     tokens took more than a tenth of the models' time, tokenizing took longer than the models, and
-    the driver did not report the device as always busy. Waiting is not enough: it also occurs at
-    the start of short parts, and while the device works on earlier batches.
+    the driver did not report the device as busy for at least 90% of the sampled time. Waiting is
+    not enough: it also occurs at the start of short parts, and while the device works on earlier
+    batches.
     """
     tokens, tokenizing, model, waited = (
         totals.get(name, 0)
@@ -196,9 +198,9 @@ def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
 def recomputed_in_float32(totals: Mapping[str, Any]) -> str | None:
     """Return advice, a sentence, to choose a precision if many texts were run twice, else None.
 
-    `totals` are sums of `RunStats` by name. There is advice if the outputs of more than
-    `MOST_RECOMPUTED` of the rows with text were not finite. Each of these texts was run again,
-    alone, which is slow.
+    `totals` are sums of `RunStats` by name. There is advice if ``rescued_texts`` is above
+    `MOST_RECOMPUTED` times the number of rows with text. The outputs of these texts were not
+    finite, and each was run again, alone, which is slow.
     """
     rescued = totals.get("rescued_texts", 0)
     rows = totals.get("rows", 0) - totals.get("null_rows", 0)
@@ -237,7 +239,7 @@ class PartProgress:
 
     `name` is the part's name, `rows` its number of rows, and `runs` the number of mappers (models),
     each of which runs all rows. At most once a second, a Dask worker sends the progress as a Dask
-    event; any other process passes it to `RunContext.on_progress`.
+    event; any other process passes it to `RunContext.on_progress`, if set.
     """
 
     def __init__(self, name: str, rows: int, runs: int) -> None:
@@ -406,7 +408,8 @@ class RunningParts:
     def finish(self, name: str) -> None:
         """Remove the part `name`, which is finished, from the running parts.
 
-        Later events of this part are ignored. A name that is not among `names` has no effect.
+        Its size is counted in `surplus`, and later events of this part are ignored. A name that is
+        not among `names` has no effect.
         """
         with self._lock:
             self.surplus += self._left.pop(name, 1.0) - 1.0
@@ -433,7 +436,8 @@ def progress_events(
 
     A part is a piece of a job's input that one task processes. An event has the part's name, its
     number of rows, and the share of its work done. Parts run on the workers of `client`, and
-    `on_progress` is called in the client's thread; if it is None, they run in this process.
+    `on_progress` is called in the client's thread, also for parts of other jobs on the cluster. If
+    `client` is None, parts run in this process.
     """
     if client is None:
         with run_context(on_progress=on_progress):

@@ -33,8 +33,9 @@ def remember(name: str, value: object) -> None:
 def name_of_options(owner: str, options: Mapping[str, Any]) -> str:
     """Return a name under which `remember` keeps storage options of fsspec, which may be secret.
 
-    The name is not secret. It is `owner`, followed by a digest of the options, because several
-    clients may share a cluster, whose workers keep the secrets of all of them by name.
+    The name is not secret. It is `owner`, followed by a digest of the options if there are any,
+    because several clients may share a cluster, whose workers keep the secrets of all of them by
+    name.
     """
     return f"{owner} {_digest(repr(options))}" if options else owner
 
@@ -113,8 +114,8 @@ class TokenName(str):
 def token_name(name: str) -> TokenName:
     """Return a name to send to workers in place of this process's token for a Hub repository.
 
-    `name` is the repository's name. `token_for` returns the token for the result, here and on
-    workers that have the token.
+    `name` is the repository's name, which is also the result if there is no token. `token_for`
+    returns the token for the result, here and on workers that have the token.
     """
     token = recall(f"token of {name}")
     return TokenName(name if token is None else f"{name} {_digest(token)}")
@@ -124,7 +125,8 @@ def token_for(name: str) -> str | None:
     """Return the token that is remembered for a Hub repository, or None if there is none.
 
     None means that HF_TOKEN or the user's login is used. `name` is the repository's name, or the
-    result of `token_name`.
+    result of `token_name`; if this process lacks the latter's token, it takes the one that it
+    remembers for the repository.
     """
     return recall(f"token of {name}", recall(f"token of {name.partition(' ')[0]}"))
 
