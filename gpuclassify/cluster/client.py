@@ -144,8 +144,8 @@ def get_client(
         The machine lacks requirements for ``"gpu"``, ``backend="cudf"`` or the number of workers
         (`ImpossibleClusterError`, before anything is started), or the cluster does not start.
     OSError
-        No scheduler answers (`NoSchedulerError`), or the scheduler file or a certificate does
-        not appear.
+        No scheduler answers (`NoSchedulerError`), Coiled is not reached, the scheduler file does
+        not appear, or a file of a certificate is missing.
 
     Examples
     --------
@@ -197,7 +197,9 @@ def _start_elsewhere(
 ) -> Client:
     """Start a Slurm or Coiled cluster with the arguments that the caller of `get_client` passed.
 
-    Arguments that equal a default are left out, because the defaults are for local clusters.
+    Arguments that equal a default are left out, because the defaults are for local clusters. Raises
+    RuntimeError if the package for such clusters is missing, and ConnectionError if Coiled is not
+    reached.
     """
     signature = inspect.signature(get_client).parameters
     arguments = {name: size for name, size in memory.items() if size != signature[name].default}
@@ -369,7 +371,10 @@ def _connect(
 
 
 def _shake_hands(address: str, security: Security | None, timeout_seconds: float) -> None:
-    """Raise NoSchedulerError unless a scheduler answers; a client would wait for it forever."""
+    """Raise NoSchedulerError unless a scheduler answers; a client would wait for it forever.
+
+    Raises TypeError for an address with TLS if there are no certificates.
+    """
     from distributed import Security
     from distributed.comm import connect
     from distributed.utils import LoopRunner, wait_for
@@ -428,8 +433,9 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
     - scheduler and workers: a silent connection is closed after 120 seconds
       (``comm.timeouts.tcp``; Dask's default is 30). Open connections keep their timeout. The
       timeout of connecting is not changed, because it also delays the loss of a worker's results;
-    - workers: threads of torch and of tokenizing;
-    - workers with a nanny: glibc keeps freed memory instead of returning it at once.
+    - workers: threads of torch;
+    - workers with a nanny: threads of tokenizing, unless ``RAYON_NUM_THREADS`` is set there; and
+      glibc keeps freed memory instead of returning it at once.
 
     ``distributed.worker.memory`` is not changed, because its limits depend on the machine. Dask
     counts a model as unmanaged memory: workers pause at 80% of their memory limit and are killed at
@@ -475,7 +481,10 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
 
 
 def _workers_sharing_cores(client: Client) -> int:
-    """Return the largest number of workers of one host that may use the same set of CPU cores."""
+    """Return the largest number of workers of one host that may use the same set of CPU cores.
+
+    Raises ValueError if there is no worker.
+    """
 
     def cores() -> tuple[str, tuple[int, ...]]:
         import os

@@ -34,7 +34,8 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
     environment variable ``HF_TOKEN`` of this process, and the variables in the option
     ``private_environ``, are sent directly to the cluster (``send_private_envs``): Coiled's servers
     do not get them, and they are not written to disk. Other `options` are arguments of
-    ``coiled.Cluster``.
+    ``coiled.Cluster``. Raises RuntimeError if the package coiled is not installed, and the errors
+    of `coiled_arguments`.
     """
     cluster_class = _cluster_class()
     arguments, private = coiled_arguments(options, threads_per_worker=threads_per_worker)

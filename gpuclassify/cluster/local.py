@@ -147,9 +147,9 @@ def safe_path() -> Iterator[None]:
 def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
     """Call ``work()``, which starts or closes a cluster, in a thread that Ctrl-C cannot interrupt.
 
-    Returns its result. Dask would wait forever for a cluster whose close was interrupted. If
-    KeyboardInterrupt reaches the calling thread, this function kills the workers of `cluster`,
-    which ends `work`, and raises KeyboardInterrupt again, at most 5 seconds later.
+    Returns its result, or raises its error. Dask would wait forever for a cluster whose close was
+    interrupted. If KeyboardInterrupt reaches the calling thread, this function kills the workers of
+    `cluster`, which ends `work`, and raises KeyboardInterrupt again, at most 5 seconds later.
     """
     done: Future[Result] = Future()
 
@@ -221,8 +221,10 @@ def start(
     `cluster_class` is ``LocalCluster`` or a subclass, `options` are its arguments, and `plugins`
     are registered on all workers. The dashboard listens on port 8787, or on any free port if that
     is taken. It listens on the scheduler's interface, but only on this machine if the cluster uses
-    TLS, because the dashboard has no TLS. Raises RuntimeError if the cluster does not start, or if
-    this process is a worker that imports the user's script.
+    TLS, because the dashboard has no TLS. In this process, Dask waits longer for lost workers to
+    come back. A warning is logged if other machines can connect without TLS. Raises RuntimeError if
+    the cluster does not start, if this program cannot start worker processes, or if this process is
+    a worker that imports the user's script.
     """
     refuse_reimported_script()
     if options.get("processes") is not False:
@@ -325,7 +327,10 @@ def refuse_workerless_program() -> None:
 
 
 def _dashboard_of(options: dict[str, Any]) -> str:
-    """Return the dashboard's address: on the scheduler's host, or on loopback if it uses TLS."""
+    """Return the dashboard's address: on the scheduler's host, or on loopback if it uses TLS.
+
+    It is also on loopback if the host is an IPv6 address.
+    """
     security = options.get("security")
     if security is not None and security.require_encryption:
         return dashboard_address()

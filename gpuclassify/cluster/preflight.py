@@ -61,7 +61,10 @@ class Probe(Protocol):
     """
 
     def fetch(self) -> None:
-        """Download missing files, such as the model's; called on one worker of each machine."""
+        """Download missing files, such as the model's; called on one worker of each machine.
+
+        An error is reported as a problem, and `run` is not called on this machine's workers.
+        """
 
     def run(self, memory_bytes: int) -> None:
         """Try the job's work on this worker, such as running the job's model on one short text.
@@ -151,7 +154,9 @@ class _Check:
         """Compare workers' package versions with the client's, and add a `Row` for each problem.
 
         A problem is another version of a package in `DECISIVE`, or a package that is missing
-        (except cudf). Other differences are logged.
+        (except cudf). Other differences are logged. If the client has no cudf, the most frequent
+        version on the workers is expected. If a worker does not report its versions in time, a
+        warning is logged, and nothing is compared.
         """
         names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # always reported
         asked = {"packages": names, "callback_timeout": self.step_seconds}
@@ -190,7 +195,8 @@ class _Check:
         """Store each worker's host and GPU; a GPU of two workers is a problem if `uses_gpu`.
 
         Workers with a problem are not asked, because they may be unable to answer. Raises
-        PreflightError if there are problems, including those of `compare_versions`.
+        PreflightError if there are problems, including those of `compare_versions`, or if no worker
+        answers, unless all have left; that is logged.
         """
         failed = {row.worker for row in self.rows}
         asked = {a: self._submit(a, look_here) for a in self.workers if a not in failed}
@@ -212,7 +218,8 @@ class _Check:
     def try_out(self, probe: Probe) -> None:
         """Run the probe on the workers in `machines`, and raise PreflightError for problems.
 
-        First, one worker of each machine downloads the probe's files.
+        First, one worker of each machine downloads the probe's files. Workers that have left or do
+        not answer are removed from `machines`; if none remains, that is a problem.
         """
         # Sent as bytes, because a task that a worker cannot unpickle closes its connection.
         packed = cloudpickle.dumps(probe)
@@ -317,7 +324,10 @@ def look_here() -> Machine:
 
 
 def device_here() -> str:
-    """Return the UUID of the GPU that torch would use in this process; "" without one."""
+    """Return the UUID of the GPU that torch would use in this process.
+
+    Returns "" if no GPU is visible, or torch is built without CUDA.
+    """
     from gpuclassify.workers.nvml import survey_gpus
 
     gpus = survey_gpus().gpus
@@ -347,7 +357,8 @@ def run_here(packed: bytes, workers_here: int) -> None:
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
     """Select the versions to compare from a process's entry in ``Client.get_versions()``.
 
-    The build after a "+" is removed, so that "2.13.0+cpu" and "2.13.0+cu130" are equal.
+    The build after a "+" is removed, so that "2.13.0+cpu" and "2.13.0+cu130" are equal. Python's
+    version has two numbers. Missing packages have no entry.
     """
     packages = dict(answer["packages"])
     packages["python"] = ".".join(packages["python"].split(".")[:2])

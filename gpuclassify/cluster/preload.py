@@ -45,8 +45,9 @@ class ProcessSettings(WorkerPlugin):
         """Set threads, memory allocation and timeouts of the process of `worker`.
 
         Dask calls this method when the worker starts. This is before the tokenizers library reads
-        its number of threads, at its first use. A worker without a nanny (Dask's parent process of
-        a worker) gets only torch's threads and, unless it is in the scheduler's process, timeouts.
+        its number of threads, at its first use; ``RAYON_NUM_THREADS``, if set, takes precedence for
+        it. A worker without a nanny (Dask's parent process of a worker) gets only torch's threads
+        and, unless it is in the scheduler's process, timeouts.
         """
         import torch
 
@@ -133,7 +134,9 @@ def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
 def dask_setup(service: Scheduler | Worker) -> None:
     """Configure the Dask scheduler or worker of this process, given as `service`.
 
-    Dask calls it in processes that are started with ``--preload`` and the name of this module.
+    Dask calls it in processes that are started with ``--preload`` and the name of this module. A
+    worker's torch threads are ``OMP_NUM_THREADS`` if that is above 1, else ``SLURM_CPUS_PER_TASK``,
+    else the cores that it may use.
     """
     if isinstance(service, Scheduler):
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)

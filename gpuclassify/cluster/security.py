@@ -68,6 +68,8 @@ def make_security(settings: object) -> Security | None:
     only. A path is a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``,
     ``tls.crt`` and ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or
     the text of certificates. A ``distributed.Security`` is returned unchanged if it requires TLS.
+    Raises ValueError if it does not, TypeError for other settings, and FileNotFoundError if a file
+    is missing.
     """
     if settings is None or settings is False:
         return None
@@ -104,8 +106,8 @@ def listens_here_alone(options: Mapping[str, Any]) -> bool:
     """Return whether all processes of a local cluster listen only on the loopback address.
 
     Such a cluster gets TLS by default. `options` are the arguments of the cluster. Returns False if
-    they set a host, an interface or a protocol (the protocol UCX has no TLS), and for
-    ``processes=False``, where workers are threads of this process.
+    they set a host, an interface, a protocol (the protocol UCX has no TLS) or ``scheduler_kwargs``,
+    and for ``processes=False``, where workers are threads of this process.
     """
     is_placed = not options.keys().isdisjoint(("host", "interface", "protocol", "scheduler_kwargs"))
     is_ucx = any(options.get(f"enable_{name}") for name in UCX_TRANSPORTS)
@@ -132,7 +134,7 @@ def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Pa
 def make_certificate(folder: Path) -> None:
     """Make `folder`, with a new TLS certificate and its key, as `make_security` reads them.
 
-    Only the owner can read them.
+    Only the owner can read them. Raises FileExistsError if the folder exists.
     """
     made = make_security(True)
     assert made is not None
@@ -162,7 +164,8 @@ def warn_if_open(addresses: Iterable[str], cure: str) -> None:
 def is_open(address: str) -> bool:
     """Return whether a Dask address can be reached by other machines without TLS.
 
-    That is, the address has a protocol without TLS, and is not this machine's loopback address.
+    That is, the address has a protocol without TLS, and is not this machine's loopback address. A
+    host name that cannot be resolved here counts as reachable.
     """
     if not address.startswith(PLAIN_SCHEMES):
         return False

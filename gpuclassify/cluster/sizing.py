@@ -43,8 +43,8 @@ def check_options(
     """Raise TypeError if an option of `get_client` is not a parameter of any of the `targets`.
 
     `targets` are the classes that options are passed on to, such as LocalCluster; the message names
-    the first of them. It also suggests the most similar name among their parameters and
-    `also_near`.
+    the first of them. Their parameters in `MANAGED_OPTIONS` are refused, too. Names in `also_near`
+    are accepted. The message suggests the most similar accepted name.
     """
     accepted = {name for target in targets for name in names_of(target)} - MANAGED_OPTIONS
     owner = targets[0].__name__
@@ -53,7 +53,7 @@ def check_options(
 
 
 def names_of(target: Any) -> list[str]:
-    """Return the names of a callable's parameters, without ``**kwargs``."""
+    """Return the names of a function's or class's parameters, without ``**kwargs``."""
     parameters = inspect.signature(target).parameters.values()
     return [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
@@ -61,7 +61,8 @@ def names_of(target: Any) -> list[str]:
 def parse_walltime(walltime: str) -> int | None:
     """Convert a time limit in Slurm's format, such as "1-12:00", to seconds.
 
-    Returns None for "infinite" and "unlimited". Raises ValueError if the text has another format.
+    Returns None for "infinite" and "unlimited". Raises ValueError if the limit is zero, or the text
+    has another format.
     """
     text = str(walltime).strip().lower()
     if text in ("infinite", "unlimited"):
@@ -159,6 +160,7 @@ def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
     The default is two on a GPU with pandas frames, else one. One of two tasks reads and tokenizes
     while the other one runs the model; with a single task the GPU would wait at the start and end
     of each part of the input. cudf frames take GPU memory, so that there is one task at a time.
+    Raises TypeError or ValueError if `requested` is no positive integer.
     """
     check_count("threads_per_worker", requested, may_be_none=True)
     return requested or (2 if is_gpu and backend == "pandas" else 1)
@@ -209,8 +211,8 @@ def gpu_cluster_options(
     result. `device_bytes` is the memory of the smallest GPU in use; if it is passed, shares of RMM
     are converted to bytes, because dask-cuda would apply them to GPU 0, and to the whole GPU for a
     MIG slice. The remaining parameters are explained at `get_client`. torch's share is None if
-    torch is not limited. Raises ValueError if settings contradict each other, or shares sum to more
-    than 0.95.
+    torch is not limited. Raises ValueError if settings contradict each other or are out of
+    range, or if shares sum to more than 0.95, and TypeError if a size has another type.
     """
     options = dict(options or {})
     check_choice("backend", backend, BACKENDS)
@@ -335,9 +337,8 @@ def _check_shares(
     """Raise ValueError if RMM's pool and torch together may take more than 0.95 of the GPU.
 
     `maximum` limits RMM, in bytes (int) or as a share (float); None, a pool without a limit, counts
-    as the whole GPU.
-    Unlimited torch (`torch_fraction` is None) counts as 0. A maximum in bytes is not checked if the
-    GPU's memory, `device_bytes`, is unknown (None).
+    as the whole GPU. Unlimited torch (`torch_fraction` is None) counts as 0. A maximum in bytes is
+    not checked if the GPU's memory, `device_bytes`, is unknown (None).
     """
     if maximum is None:
         rmm_share = 1.0

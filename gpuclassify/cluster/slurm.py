@@ -79,9 +79,10 @@ def start_slurm(options: Mapping[str, Any]) -> Client:
     """Submit Slurm jobs with Dask workers; return a client of the scheduler, which runs here.
 
     `options` are those of `plan_slurm`, and ``look_every_seconds``, the interval between calls of
-    squeue, which finds jobs that have ended. The client is returned as soon as the jobs are
-    submitted; they may still be queued. Closing it closes the cluster and cancels its jobs. Raises
-    RuntimeError if sbatch is missing, or Slurm refuses a job.
+    squeue (default: 30), which finds ended jobs, to submit new ones in their place. The client is
+    returned as soon as the jobs are submitted; they may still be queued. Closing it closes the
+    cluster and cancels its jobs. Raises RuntimeError if sbatch is missing, or Slurm refuses a job,
+    and the errors of `plan_slurm`.
     """
     options = dict(options)
     look_every_seconds = options.pop("look_every_seconds", None) or LOOK_EVERY_SECONDS
@@ -261,7 +262,8 @@ def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str
 
     They set the workers' lifetime, in environment variables of Dask, to `walltime` minus
     `leave_before`: seconds or such as "2m" (None: a fifth of the walltime, at most 5 minutes).
-    Without a time limit (None or "unlimited"), the list is empty.
+    Without a time limit (None or "unlimited"), the list is empty. Raises ValueError if no time to
+    work would be left.
     """
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:
@@ -310,11 +312,10 @@ class KeptCluster(SLURMCluster):
         self.refusal = ""
 
     def submit(self, jobs: int) -> None:
-        """Submit this number of Slurm jobs, each with one or more workers; replace ended jobs.
+        """Submit this number of Slurm jobs, each with one or more workers.
 
-        That stops when the cluster closes, also because jobs keep ending without a worker. The job
-        is first tried as a dry run. Raises RuntimeError if sbatch is missing, or Slurm refuses a
-        job.
+        From then on, `replace_ended` is called at intervals, until the cluster closes. The job is
+        first tried as a dry run. Raises RuntimeError if sbatch is missing, or Slurm refuses a job.
         """
         _try_out(self.job_script())
         for _ in range(jobs):
@@ -328,7 +329,8 @@ class KeptCluster(SLURMCluster):
     async def replace_ended(self) -> None:
         """Ask Slurm for this user's jobs, and submit a new job for each ended job of the cluster.
 
-        If jobs keep ending without a worker, close the cluster instead.
+        If jobs keep ending without a worker, close the cluster instead. If Slurm does not answer or
+        refuses a new job, a warning is logged, and the next call tries again.
         """
         if self.status != Status.running:
             self.watch.stop()
@@ -375,8 +377,9 @@ class KeptCluster(SLURMCluster):
     async def _must_give_up(self, ended: list[str]) -> bool:
         """Return True, and log the reason, if Slurm jobs keep ending while there is no worker.
 
-        Each call counts as one round; a worker resets the count. `ended` has the ids of the jobs
-        that ended in this round; it is empty if Slurm refused all of them.
+        Each call counts as one round, and a worker resets the count; more than `MOST_FAILED_ROUNDS`
+        rounds give True. `ended` has the ids of the jobs that ended in this round; it is empty if
+        Slurm refused all of them.
         """
         self.failed_rounds = 0 if self.scheduler.workers else self.failed_rounds + 1
         if self.failed_rounds <= MOST_FAILED_ROUNDS:
@@ -396,7 +399,10 @@ class KeptCluster(SLURMCluster):
 
 
 def _try_out(script: str) -> None:
-    """Pass a script's text to ``sbatch --test-only``; raise RuntimeError if that is refused."""
+    """Pass a script's text to ``sbatch --test-only``.
+
+    Raises RuntimeError if Slurm refuses the job, or sbatch is missing.
+    """
     try:
         done = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
@@ -421,7 +427,10 @@ def _message(error: BaseException) -> str:
 
 
 async def _end_of_log(job_id: str) -> str:
-    """Return the end of a Slurm job's log; if it cannot be read here, its likely name."""
+    """Return the last lines of a Slurm job's log; if it cannot be read here, its likely name.
+
+    The text is for an error message.
+    """
     try:
         shown = await _output("scontrol", "show", "job", job_id)
         (path,) = (line.strip() for line in shown.splitlines() if "StdErr=" in line)
