@@ -1,1 +1,1 @@
-"""Recipes over a whole corpus: duplicates, test items, scores, samples and trained heads."""
+"""Methods for a whole corpus: deduplication, decontamination, clusters, scores, trained heads."""

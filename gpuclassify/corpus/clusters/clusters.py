@@ -55,7 +55,8 @@ class Clusters(Saved):
     data : str
         Centroids as base64 of float32 numbers, little-endian; see `centroids`.
     sizes : list of int
-        Number of sampled embeddings in each cluster; empty if the centroids were fitted elsewhere.
+        Number of embeddings of the sample of `fit` in each cluster; empty if the centroids were
+        fitted elsewhere.
     seed : int, optional
         Seed of k-means; None if the centroids were fitted elsewhere.
     """
@@ -80,11 +81,12 @@ class Clusters(Saved):
         seed: int = 42,
         on_error: OnError = "raise",
     ) -> Self:
-        """Fit clusters to a sample of embeddings by k-means, in one pass over them.
+        """Fit clusters to a sample of embeddings by k-means, reading the embeddings once.
 
         The sample has the distinct embeddings with the smallest hashes. So it does not depend on
-        partitions, the order of rows, or repeated rows. scikit-learn fits the centroids on one CPU
-        thread of this process: 2,000 centroids to 100,000 embeddings of 384 numbers take 100 s.
+        partitions, the order of rows, or repeated rows. Null and all-zero embeddings are left out,
+        and others are scaled to length 1. scikit-learn fits the centroids on one CPU thread of this
+        process: 2,000 centroids to 100,000 embeddings of 384 numbers take 100 s.
 
         Parameters
         ----------
@@ -163,7 +165,7 @@ class Clusters(Saved):
         Parameters
         ----------
         centroids : array of float, (clusters, width)
-            Centroids of embeddings of length 1. They are not scaled.
+            Centroids of embeddings of length 1. They are converted to float32, but not scaled.
 
         Returns
         -------
@@ -174,7 +176,7 @@ class Clusters(Saved):
         TypeError
             `centroids` is no array of numbers, has another shape, or is empty.
         ValueError
-            A number is not finite, or a centroid is longer than 1.
+            A number is not finite in float32, or a centroid is longer than 1.
         """
         array = np.asarray(centroids)
         if array.dtype.kind not in "fiu" or array.ndim != 2 or not array.size:
@@ -190,8 +192,9 @@ class Clusters(Saved):
     def check_saved(self) -> None:
         """Raise ValueError unless `data` and `sizes` are valid.
 
-        `data` must hold one or more rows of `width` finite numbers, each of length 1 or less, and
-        `sizes` must be empty or have a number for each row.
+        `data` must hold one or more centroids of `width` finite numbers, with a Euclidean length of
+        at most 1 (`MOST_LENGTH`, for rounding errors). `sizes` must be empty, or have a number of 0
+        or more for each centroid.
         """
         data = base64.b64decode(self.data, validate=True)
         row_bytes = self.width * NUMBERS.itemsize
@@ -211,7 +214,7 @@ class Clusters(Saved):
 
     @property
     def centroids(self) -> np.ndarray:
-        """Centroids, decoded from `data`, float32 (clusters, width)."""
+        """Centroids, float32 (clusters, width), decoded from `data` at each access."""
         numbers = np.frombuffer(base64.b64decode(self.data), NUMBERS)
         return numbers.astype(np.float32).reshape(-1, self.width)
 
@@ -243,7 +246,7 @@ class AssignClusters(Declared, RowWiseMap):
     Parameters
     ----------
     clusters : Clusters, str or Path
-        Result of `Clusters.fit`, or the file that it was saved to.
+        Result of `Clusters.fit` or `Clusters.of`, or the file that it was saved to.
     embedding_field : str
         Column of embeddings: lists of numbers, from the model that the clusters were fitted for.
     cluster_field : str
@@ -268,10 +271,10 @@ class AssignClusters(Declared, RowWiseMap):
     _file: ClassVar[str | None] = None  # file with the clusters
 
     def check_together(self) -> None:
-        """Replace `clusters` by the loaded file if it is a path.
+        """Replace `clusters` by the `Clusters` loaded from it if it is a path.
 
-        Raises FileNotFoundError without the file, and ValueError if it holds no valid clusters, or
-        if the output columns have equal names.
+        The path is kept for `code`, without credentials. Raises FileNotFoundError without the file,
+        and ValueError if it holds no valid clusters, or if the output columns have equal names.
         """
         if not isinstance(self.clusters, Clusters):
             self._set("_file", redacted(str(self.clusters)))
@@ -315,7 +318,11 @@ class AssignClusters(Declared, RowWiseMap):
         check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise ValueError if a mapper in `earlier` stages writes embeddings of another width."""
+        """Raise ValueError if a mapper in `earlier` stages writes embeddings of another width.
+
+        Only the column `embedding_field` counts, compared with the clusters' `width`. Unknown
+        widths are accepted.
+        """
         for mapper in (mapper for stage in earlier for mapper in stage.text_mappers()):
             self._check_width(list_sizes(mapper.heads).get(self.embedding_field))
 

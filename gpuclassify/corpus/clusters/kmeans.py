@@ -51,8 +51,8 @@ def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
     The embeddings are float32 (embeddings, width), without null and all-zero rows, and the mask is
     bool (rows,). The width is 0 if all rows are null. The column has lists of numbers of equal
     length: Arrow lists of any kind, or objects that Arrow converts to lists. Raises TypeError for
-    other columns, and ValueError for lists of different lengths, empty lists and numbers that are
-    not finite.
+    other columns, and ValueError for lists of different lengths, empty lists, and lists with nulls
+    or numbers that are not finite in float32.
     """
     lists = backend_of(frame).list_array(frame, column)
     if not _holds_numbers(lists.type):
@@ -132,10 +132,11 @@ def check_widths(packed: pd.Series) -> None:
 
 
 def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
-    """Return the `size` rows of `parts` with the smallest distinct values of the column "number".
+    """Return the `size` rows with the smallest distinct values of the column "number", ascending.
 
-    The column "embedding" has vectors from `pack`. The numbers are hashes, so that the sample is
-    random, and does not depend on the order of rows. Raises ValueError if vectors differ in width.
+    `parts` are frames; all distinct values are returned if there are fewer than `size`. The column
+    "embedding" has vectors from `pack`. The numbers are hashes, so that the sample is random, and
+    does not depend on the order of rows. Raises ValueError if vectors differ in width.
     """
     rows = pd.concat(parts, ignore_index=True)
     check_widths(rows["embedding"])
@@ -145,11 +146,12 @@ def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
 def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> np.ndarray:
     """Fit k-means centroids of length 1, float32 (count, width), to vectors of length 1.
 
-    `vectors` are float32 (vectors, width), at least `count` of them. One CPU thread fits the
-    centroids, so that all machines give equal results: 2,000 centroids to 100,000 vectors of 384
-    dimensions take 100 s. Initial centroids are random, because k-means++ took fifteen times as
-    long without better clusters. Centroids are scaled to length 1, because the mean of scattered
-    vectors is short, so close to vectors of all directions, and would attract a large cluster.
+    `vectors` are float32 (vectors, width), at least `count` of them, and `max_iter` is the maximum
+    of passes over them. One CPU thread fits the centroids, so that all machines give equal results:
+    2,000 centroids to 100,000 vectors of 384 dimensions take 100 s. Initial centroids are random,
+    because k-means++ took fifteen times as long without better clusters. Centroids are scaled to
+    length 1, because the mean of scattered vectors is short, so close to vectors of all directions,
+    and would attract a large cluster.
     """
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits

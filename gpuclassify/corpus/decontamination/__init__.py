@@ -1,6 +1,7 @@
 """Find documents that contain test items: an index of the items' n-grams, a mapper, and a job.
 
-Read `words.py` first, which normalizes texts, then `index.py` and `mapper.py`.
+Read `words.py` first, which normalizes texts, then `index.py` and `mapper.py`. Importing the
+package raises ModuleNotFoundError without numba.
 """
 
 import importlib.util

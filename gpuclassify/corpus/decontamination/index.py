@@ -56,13 +56,13 @@ class Ngrams(NamedTuple):
     text : ndarray of uint8
         Words of all items, each followed by a space.
     starts : ndarray of uint32, shape (words + 1,)
-        Byte offset of each word in ``text``.
+        Byte offset of each word in ``text``, and of the end.
     keys : ndarray of uint64, shape (n-grams,)
         Hash of each distinct n-gram.
     places, widths : ndarray of uint32 and uint8, shape (n-grams,)
         Index of the first word of each n-gram, and its number of words.
     slots : ndarray of uint32
-        Hash table of n-gram indices by key.
+        Hash table of n-gram indices by key; 2**32 - 1 in empty slots.
     bits : ndarray of uint64
         Bloom filter of the keys of n-grams of n words.
     short_bits : ndarray of uint64
@@ -111,7 +111,7 @@ class Hits(NamedTuple):
     ngrams : ndarray of int64, shape (hits,)
         Index of the n-gram in `Ngrams`.
     begins, ends : ndarray of int64, shape (hits,)
-        Byte offsets in the document's UTF-8 text at which the n-gram begins and ends.
+        Byte offsets in the document's UTF-8 text at which the n-gram begins and ends (exclusive).
     """
 
     documents: np.ndarray
@@ -149,11 +149,12 @@ class ItemIndex:
     ) -> ItemIndex:
         """Make the index of the distinct items in a table with ``source``, ``id`` and ``text``.
 
-        Items with equal source and normalized words count once. Each n-gram has `ngram` words.
-        Items of fewer than `min_words` words are left out, and n-grams in more than `max_items`
-        items are ignored; items of several sources with equal words are one item there. `key_bits`
-        is a bit mask of the hash keys; tests pass fewer bits to provoke collisions. Raises
-        ValueError if no item has `min_words` words.
+        Items with equal source and normalized words count once. Each n-gram has `ngram` words; a
+        shorter item is one n-gram of all its words. Items with a null text or of fewer than
+        `min_words` words are left out. N-grams in more than `max_items` items are ignored; for this
+        count, items of several sources with equal words are one item. `key_bits` is a bit mask of
+        the hash keys; tests pass fewer bits to provoke collisions. Raises ValueError if no item has
+        `min_words` words, or if the words take 4 GB.
         """
         about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
         read = items.filter(pc.is_valid(items["text"])).combine_chunks()
@@ -188,7 +189,8 @@ class ItemIndex:
     def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
         """Return an index without the n-grams in the mask `is_boilerplate`, bool (ngrams,).
 
-        `reason` is a phrase that the report shows for them, such as "in ignore=".
+        All items stay, even without n-grams. `reason` is a phrase that the report shows for the
+        n-grams left out, such as "in ignore=".
         """
         ngrams, keep = self.ngrams, ~is_boilerplate
         kept = np.flatnonzero(keep)
@@ -213,7 +215,7 @@ class ItemIndex:
         return ItemIndex(_frozen(new._replace(**_table(new))), self.items, about)
 
     def ngram_text(self, number: int) -> str:
-        """Return the words of the n-gram with this index in `ngrams`, joined by spaces."""
+        """Return the normalized words of the n-gram with this index in `ngrams`, with spaces."""
         starts, first = self.ngrams.starts, int(self.ngrams.places[number])
         end = int(starts[first + int(self.ngrams.widths[number])])
         return bytes(self.ngrams.text[int(starts[first]) : end]).decode().rstrip()
@@ -241,8 +243,8 @@ class ItemIndex:
     def save(self, folder: Store) -> str:
         """Write the index into a folder: n-grams and items as ``.npy`` files, and ``index.json``.
 
-        Returns the index's digest, a SHA-256 over the digests of these files, which ``index.json``
-        contains, too.
+        Earlier files with these names are replaced. Returns the index's digest, a SHA-256 over the
+        digests of the ``.npy`` files, which ``index.json`` contains, too.
         """
         folder.make()
         digests = {}
@@ -268,14 +270,14 @@ def open_index(store: Store) -> ItemIndex:
     """Check and open the index in a folder, mapped into memory that processes of a machine share.
 
     An index on another machine, or that other users can write, is copied once into the user's
-    folder for temporary files.
+    folder for temporary files. The last four indexes are cached.
 
     Raises
     ------
     FileNotFoundError
-        The folder has no index.
+        The folder has no ``index.json``.
     ValueError
-        The index is of another version or damaged, or its arrays contradict each other.
+        The index is of another version, damaged or incomplete, or its arrays contradict each other.
     """
     return _opened(store, store.read(ABOUT), store.stamp())
 
@@ -290,7 +292,10 @@ def about_index(folder: Store) -> dict[str, Any]:
 
 
 def is_sound(folder: Store) -> bool:
-    """Return whether a folder has an index whose files all match the digests in ``index.json``."""
+    """Return whether a folder has an index whose files all match the digests in ``index.json``.
+
+    Returns False for an index of another version, or without an index.
+    """
     try:
         digests = about_index(folder)["files"]
         return all(folder.digest(name) == digest for name, digest in digests.items())
@@ -384,7 +389,10 @@ def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
 
 
 def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
-    """Map the array in the file `name` into memory, after checking its SHA-256, dtype and shape."""
+    """Return the array in the file `name`, one-dimensional and mapped into memory.
+
+    Raises ValueError if its SHA-256 is not `digest`, or if dtype or shape are not as in an index.
+    """
     content = pa.memory_map(folder.path(name)).read_buffer()
     if hashlib.sha256(content).hexdigest() != digest:
         raise _unsound(folder, f"{name} is not as it was written")
@@ -411,9 +419,10 @@ def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray
 
 
 def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each array of an index, and whether it agrees with those yielded before.
+    """Yield the names of arrays of an index, each with whether it agrees with the arrays before.
 
-    Needed because compiled code checks no bounds, and searches the hash table up to an empty slot.
+    Raises pyarrow.ArrowInvalid if the words are no valid UTF-8. Needed because compiled code checks
+    no bounds, and searches the hash table up to an empty slot.
     """
     ngrams, count, items = index.ngrams, len(index.ngrams.keys), len(index.items)
     widths = np.append(ngrams.settings[2:], ngrams.settings[1:2])
@@ -485,7 +494,8 @@ def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ng
 
     `data` has the words of all items as UTF-8 bytes, each followed by a space, and `offsets` the
     byte offset of each item, and of the end. N-grams have `n` words; a shorter item is one n-gram.
-    An n-gram's key is its hash with only the bits of the mask `key_bits`.
+    An n-gram's key is its hash with only the bits of the mask `key_bits`. Raises ValueError if
+    `data` takes 4 GB.
     """
     if len(data) >= MOST:
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
@@ -659,7 +669,7 @@ def _block(key, bits):
 
 @compiled
 def _mask(key):
-    """Return the three bits that a key sets in its block of a Bloom filter, uint64.
+    """Return the bits, at most three, that a key sets in its block of a Bloom filter, as uint64.
 
     They are in one block of 64 bits, so that memory is read only once.
     """

@@ -29,8 +29,8 @@ ROW_ID = "id"  # default id column, used if it exists
 class Fields:
     """Names of the columns with texts and ids of test items.
 
-    With `are_joined`, the texts of a row make one item. `row_id` None means ``id``, if there is
-    such a column.
+    With `are_joined`, the texts of a row make one item; else each text is an item. If `row_id` is
+    None, the column of ids is ``id``, or rows are numbered if there is no such column.
     """
 
     texts: tuple[str, ...]
@@ -40,8 +40,9 @@ class Fields:
     def find_columns(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
         """Return the text columns among `columns`, and the id column, or None without ids.
 
-        Raises ValueError if all text columns, or a named id column, are missing. `source` names the
-        file or frame in the message.
+        The default id column is not used if it is a text column. Raises ValueError if all text
+        columns, or the column `row_id`, are missing. `source` names the file or frame in the
+        message.
         """
         texts = [name for name in self.texts if name in columns]
         if not texts:
@@ -56,11 +57,13 @@ class Fields:
         return texts, row_id
 
     def items(self, frame: Any, source: str, first_row: int = 0) -> pa.Table:
-        """Return the test items in a pandas frame: one per row if joined, else one per text column.
+        """Return the test items in a pandas frame: one per row if joined, else one per text.
 
-        The table has ``source`` (the same for all), ``id`` and ``text``, null for a null text. Rows
-        without ids get their number as id, counted from `first_row`. With several items per row,
-        the id is followed by "/" and the column's name.
+        The table has ``source`` (the same for all), ``id`` and ``text``, null for a null text.
+        Joined texts are separated by newlines; null and empty ones are left out. Without an id
+        column, the id is the row's number, counted from `first_row`. With several items per row,
+        the id is followed by "/" and the column's name. Raises ValueError for missing columns, and
+        TypeError for a text column without strings.
         """
         names, row_id = self.find_columns([*frame.columns], source)
         backend = backend_of(frame)
@@ -143,7 +146,9 @@ class ItemFiles:
 class ItemFrame:
     """Test items in a pandas frame, with its SHA-256 and number of rows.
 
-    `frame` is None in a copy sent to workers, which read the items from a saved index instead.
+    `digest` is the SHA-256 of column names and of values as texts; objects with equal digests are
+    equal. `frame` is None in a copy sent to workers, which read the items from a saved index
+    instead.
     """
 
     digest: str
@@ -207,7 +212,8 @@ def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
 def as_items(against: Any) -> ItemFiles | ItemFrame:
     """Convert the setting `against` (paths or a frame) to files or a frame of test items.
 
-    Raises TypeError for other values.
+    The folder of a saved index also becomes `ItemFiles`. Files are not opened. Raises TypeError for
+    other values, such as an empty list or a Dask frame.
     """
     if isinstance(against, ItemFiles | ItemFrame):
         return against

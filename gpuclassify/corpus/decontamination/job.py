@@ -31,7 +31,8 @@ class DecontaminateFiles(Pipeline):
 
     The index is built first, and kept in ``_decontamination/index`` of the output, with a digest.
     N-grams in too many documents of a sample of the corpus are boilerplate: they are left out of
-    the index, and listed in the report. Then all stages run in one pass, as in a `Pipeline`.
+    the index, and the report has their number and up to 20 of them. Then all stages run in one
+    pass, as in a `Pipeline`.
 
     Running the same job again continues an interrupted one, and leaves a finished one as it is.
 
@@ -43,8 +44,8 @@ class DecontaminateFiles(Pipeline):
     sample_rows : int
         Documents of the sample; 0 for no sample.
     max_share : float
-        An n-gram is boilerplate if this share of the sample's documents, and at least ten of them,
-        contain it.
+        An n-gram is boilerplate if at least this share of the sample's documents, and at least ten
+        of them, contain it.
     backend : {"pandas", "cudf"}
         Library of the frames that stages get. With "cudf", only workers use cudf.
     on_error : {"raise", "quarantine"}
@@ -84,8 +85,9 @@ class DecontaminateFiles(Pipeline):
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
         """Return the job's reader, the stages between, and its writer.
 
-        The stage that finds test items reads its index from the writer's output. Raises an error if
-        the test items lack columns, or a saved index has other settings.
+        The stage that finds test items reads its index from the writer's output. Raises ValueError
+        if the test items lack columns, or a saved index has other settings, UnreadableInputError if
+        their files cannot be read, and TypeError as `mapper` and `Pipeline.parts` do.
         """
         reader, stages, writer = super().parts()
         mapper = self.mapper
@@ -103,8 +105,10 @@ class DecontaminateFiles(Pipeline):
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> None:
         """Build and save the index of test items, unless the output has an undamaged one.
 
-        N-grams in too many documents of a sample are left out. `steps` reports progress to the
-        user. `is_done` is not used: a missing index is also built if all documents are written.
+        If the mapper's test items are a saved index, its content is used. N-grams in too many
+        documents of a sample are left out. A damaged index is removed, with a warning in Python's
+        log. `steps` reports progress to the user. `is_done` is not used: a missing index is also
+        built if all documents are written.
         """
         directory = job.directory
         folder = directory.below(INDEX)
@@ -127,7 +131,10 @@ class DecontaminateFiles(Pipeline):
         index.save(folder)
 
     def numbers(self, summary: JobSummary) -> list[str]:
-        """Return lines to print at the end: counts of rows, and of items found by benchmark."""
+        """Return lines to print at the end: counts of rows, items found by benchmark, and drops.
+
+        Drops are rows that a stage dropped or would drop, by reason.
+        """
         stage = next(stage for stage in summary.stages.values() if "contamination" in stage)
         counts = stage["contamination"]
         found = counts["documents"][""]

@@ -102,7 +102,7 @@ class Decontaminate(Declared, RowWiseMap):
         Minimum words of an item; shorter items are left out, and counted. An item of fewer than
         `ngram` words matches if all of its words occur one after another.
     threshold : float
-        Overlap with an item, 0 to 1, from which on a document is contaminated.
+        Overlap with an item, above 0 and at most 1, from which on a document is contaminated.
     max_items : int
         N-grams in more items than this are boilerplate, and are ignored.
     ignore : str or list of str
@@ -110,7 +110,8 @@ class Decontaminate(Declared, RowWiseMap):
     text_field : str
         Column of the text.
     label_field : str
-        Output column (boolean): whether the document is contaminated.
+        Output column (boolean): whether the document is contaminated. Null texts give null here and
+        in the other output columns, except `keep_field`.
     score_field : str
         Output column (float32) of the largest overlap.
     item_field : str
@@ -129,7 +130,7 @@ class Decontaminate(Declared, RowWiseMap):
     kept_text_field : str
         Column of the cut text; pass `text_field` to replace the text. Default: ``kept_text``.
     filter_by : bool
-        Keep only rows with this label: False keeps clean documents.
+        Keep only rows with this label: False keeps clean documents. Null texts are dropped.
     keep_field : str
         Write the filter's decision to this column, and drop nothing.
     overwrite : bool
@@ -247,7 +248,11 @@ class Decontaminate(Declared, RowWiseMap):
         return (ContaminationReport(),)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, by name, with a SHA-256 of the test items."""
+        """Return the settings that change results, by name.
+
+        ``against`` is the repr of the test items, and ``items`` a SHA-256 of them and of the
+        index's settings. Files of items count by path, size and version.
+        """
         against, items = repr(self.against), f"sha256:{self._key()}"
         return {**super().identity(), "against": against, "items": items}
 
@@ -263,7 +268,8 @@ class Decontaminate(Declared, RowWiseMap):
         """Raise ValueError or TypeError unless the frame fits the settings.
 
         It needs a text column of strings, and no column with the name of an output column, unless
-        `overwrite` is set.
+        `overwrite` is set. Cut texts may replace the text column in any case. Output columns need
+        different names.
         """
         columns, backend = list(frame.columns), backend_of(frame)
         check_is_there(self.text_field, columns, "text_field")
@@ -281,13 +287,16 @@ class Decontaminate(Declared, RowWiseMap):
         """Build the index of test items in its folder, unless the folder has an undamaged one.
 
         If `against` names the folder of an index, it is used as it is: raises ValueError if its
-        settings differ. After `at` or an earlier call, nothing is done.
+        settings differ, or if `ignore` is set. After `at` or an earlier call, nothing is done.
         """
         if "_folder" not in vars(self):
             self._set("_folder", self._built())
 
     def keeping(self, field: str) -> Decontaminate:
-        """Return a copy that writes the filter's decision to this column, and drops no row."""
+        """Return a copy that writes the filter's decision to the column `field`, and drops no row.
+
+        Raises ValueError if no filter is set.
+        """
         made = replace(self, keep_field=field)
         return made.at(vars(self)["_folder"]) if "_folder" in vars(self) else made
 
@@ -298,7 +307,10 @@ class Decontaminate(Declared, RowWiseMap):
         return moved
 
     def build(self) -> ItemIndex:
-        """Read the test items, and return their index, which is not saved."""
+        """Read the test items, and return their index without the n-grams of `ignore`.
+
+        The index is not saved.
+        """
         index = ItemIndex.build(
             read_items(self.against, self.item_columns),
             ngram=self.ngram,
@@ -321,7 +333,10 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def saved(self) -> Store | None:
-        """Folder of a saved index, if `against` names one instead of test items; else None."""
+        """Folder of a saved index, if `against` names one instead of test items; else None.
+
+        Each access looks for ``index.json`` in the folder.
+        """
         if isinstance(self.against, ItemFiles) and len(self.against.paths) == 1:
             path = self.against.paths[0]
             if file_format(path) or (path.startswith(HTTP) and "?" in path):  # a file, not a folder
@@ -352,9 +367,10 @@ class Decontaminate(Declared, RowWiseMap):
         return folder
 
     def _key(self) -> str:
-        """Return the SHA-256 of test items and index settings, which names the index's folder.
+        """Return the SHA-256 of test items and index settings; its first half names the folder.
 
-        Files of items count by path, size and version, and a saved index by its digest.
+        Files of items count by path, size and version, and a saved index by its digest. The result
+        is cached in this object.
         """
         # The digest is pickled with the mapper, because files must not change during a run.
         if "_items" not in vars(self):
@@ -376,7 +392,10 @@ class Decontaminate(Declared, RowWiseMap):
         return backend_of(frame).with_columns(empty, arrays, schema, self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype for new string columns: that of the frame's text column."""
+        """Return the dtype for new string columns.
+
+        It is the dtype of the text column if that is a string dtype, else the library's default.
+        """
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     # Methods for workers.
@@ -385,7 +404,7 @@ class Decontaminate(Declared, RowWiseMap):
     def index(self) -> ItemIndex:
         """Index of test items, mapped into memory; `prepare` is called first.
 
-        Raises FileNotFoundError if this machine cannot reach it.
+        Raises FileNotFoundError if this machine cannot reach it, and ValueError if it is damaged.
         """
         self.prepare()
         folder: Store = vars(self)["_folder"]
@@ -400,8 +419,9 @@ class Decontaminate(Declared, RowWiseMap):
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Return a frame, pandas or cudf, with the output columns, less the rows that are dropped.
 
-        The filter drops rows unless `keep_field` is set. New string columns get the dtype
-        `meta_dtypes`; None is the text column's. Texts are searched on the host.
+        The filter `filter_by`, if set, drops rows unless `keep_field` is set. New string columns
+        get the dtype `meta_dtypes`; if it is None, the dtype is chosen by the method of this name.
+        Texts are searched on the host. Counts for a job's report are recorded if a job is running.
         """
         backend, schema = backend_of(frame), self.schema()
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
@@ -413,8 +433,9 @@ class Decontaminate(Declared, RowWiseMap):
         """Find test items in texts; return the output columns by name, and a mask of texts to keep.
 
         The mask is bool (texts,), all true without a filter. It has the filter's decision also with
-        `keep_field`, although no row is to be dropped then. Null texts get null, and no filter
-        keeps them. Counts and examples for a job's report are recorded if a job is running.
+        `keep_field`, although no row is to be dropped then. Null texts get null in all columns but
+        `keep_field`, and no filter keeps them. Counts and examples for a job's report are recorded
+        if a job is running.
         """
         started, index = time.perf_counter(), self.index
         hits = index.hits(texts)

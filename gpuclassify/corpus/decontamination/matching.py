@@ -18,9 +18,9 @@ from gpuclassify.corpus.dedup.compiling import compiled
 class Matches(NamedTuple):
     """Documents and the test items they share n-grams with.
 
-    Ordered by document, then by overlap, largest first. ``documents`` and ``items`` (int64) are the
-    row of the document and the index of the item. ``shares`` (float64) is the overlap: the fraction
-    of an item's n-grams that also occur in the document.
+    Ordered by document, then by overlap, largest first, then by item. ``documents`` and ``items``
+    (int64) are the row of the document and the index of the item. ``shares`` (float64) is the
+    overlap: the fraction of an item's n-grams in the index that also occur in the document.
     """
 
     documents: np.ndarray
@@ -32,7 +32,10 @@ class Matches(NamedTuple):
         return Matches(*(values[mask] for values in self))
 
     def worst(self) -> Matches:
-        """Return, for each document with matches, the match with the largest overlap."""
+        """Return, for each document with matches, the match with the largest overlap.
+
+        Of several, it is the one of the first item.
+        """
         return self.select(np.append(True, np.diff(self.documents) > 0)[: len(self.documents)])
 
 
@@ -58,8 +61,8 @@ def find_passages(
     """Return each document's passages that consist of n-grams of the items matched with it.
 
     `matches` has the pairs of document and item, and `hits` all occurrences of the index's n-grams
-    in `texts`. The passages are spans without labels, with start and end in characters. Overlapping
-    and adjacent n-grams make one passage.
+    in `texts`. The passages are spans without labels, with start and end in characters. N-grams
+    make one passage if they overlap, or follow each other without a character between them.
     """
     items = len(index.ngrams.counts)
     rows, owners = _owners(index, hits.ngrams)
@@ -78,8 +81,8 @@ def find_passages(
 def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin: int) -> str:
     """Remove passages, and `margin` characters on both sides of each, from a text.
 
-    Passages are tuples that begin with start and end in characters, in order. The remaining pieces
-    are joined by newlines.
+    Passages are tuples of start and end in characters and a third value, which is not used, in
+    order. The remaining pieces that are not empty are joined by newlines.
     """
     kept, at = [], 0
     for start, end, _ in passages:

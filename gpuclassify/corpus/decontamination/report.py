@@ -1,4 +1,4 @@
-"""Section of a job's HTML report about test items found, and documents with the worst overlap."""
+"""Sections of a job's HTML report about test items found, and about the largest overlaps."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def worst_passages(
     passages: Sequence[np.ndarray],
     most: int,
 ) -> dict[str, list[list[Any]]]:
-    """Return the `most` passages with the largest overlap for each benchmark, with their items.
+    """Return up to `most` passages with the largest overlap for each benchmark, with their items.
 
     `worst` has one match for each document. `passages` are three arrays, sorted by document: row of
-    the text, start and end in characters. The result has, by benchmark, pairs of the overlap and a
-    text with two lines: the document's beginning from its first passage on, and the item's
-    beginning.
+    the text, start and end in characters. The result has, by benchmark, lists of the overlap and a
+    text with two lines: the beginning of the document's text from its first passage on, and the
+    item's beginning. Overlaps are in descending order. Benchmarks without a match are absent.
     """
     groups: dict[str, list[list[Any]]] = {}
     for match in np.argsort(-worst.shares, kind="stable").tolist() if most else ():
@@ -84,9 +84,10 @@ def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[
 
     `reached` are the `matches` that reach the threshold. Of the result's entries, ``documents`` has
     the number of documents in `reached` by benchmark, and ``items`` the number of documents by
-    benchmark and item id. ``shares`` is, by benchmark, a histogram of the documents in `matches` by
-    their largest overlap, in twentieths; the last bin, 20, has the documents that contain all
-    n-grams of an item.
+    benchmark (without "") and item id. ``shares`` is, by benchmark, a histogram of the documents in
+    `matches` by their largest overlap: counts by number of the bin, as text, in twentieths, without
+    empty bins; the last bin, "20", has the documents that contain all n-grams of an item.
+    Benchmarks without `matches` are absent.
     """
     counts: dict[str, Any] = {"documents": {}, "items": {}, "shares": {}}
     for name, source_matches, source_reached in _by_source(index, matches, reached):
@@ -128,11 +129,13 @@ class ContaminationReport(ReportPart):
     ) -> dict[str, Any]:
         """Return counts of test items for ``report.json``, as the entry ``contamination``.
 
-        Empty if no stage has searched for test items. `directory` is the output, `job` the content
-        of its ``job.json``, and `stages` the counts by stage. In the entry, ``benchmarks`` has
-        items, items found and documents by benchmark, and ``falls`` the number of documents with at
-        least each overlap, in twentieths, by benchmark. Settings, boilerplate and digest describe
-        the index.
+        Empty if no stage has searched for test items; if several have, the first one counts.
+        `directory` is the output, `job` the content of its ``job.json``, and `stages` the counts by
+        stage. In the entry, ``rows`` is the number of rows searched, ``documents`` of contaminated
+        documents, ``benchmarks`` has items, items found and documents by benchmark, and ``falls``
+        has, by benchmark and for all (""), a list of 21 counts: documents that share n-grams, and
+        have an overlap of at least 0, 1, ... 20 twentieths. ``settings``, ``boilerplate`` and
+        ``digest`` describe the index.
         """
         found = next((counts for counts in stages.values() if "contamination" in counts), None)
         if found is None:
@@ -170,7 +173,8 @@ class ContaminationReport(ReportPart):
     def page(self, report: Mapping[str, Any]) -> PagePart:
         """Return sections of the HTML report about items found, and the largest overlaps.
 
-        `report` is the content of ``report.json``; without test items, the sections are empty.
+        `report` is the content of ``report.json``; without its entry ``contamination``, nothing is
+        added to the page.
         """
         found = report.get("contamination")
         if found is None:
@@ -188,7 +192,8 @@ class ContaminationReport(ReportPart):
 def _index_counts(directory: Store) -> dict[str, Any]:
     """Read counts of items and boilerplate, and the digest, of the index in an output directory.
 
-    Without a readable index, counts are empty, and the digest is None.
+    They are ``sources``, by benchmark, ``boilerplate``, by reason, and ``digest``. Without a
+    readable index, counts are empty, and the digest is None.
     """
     try:
         about = unsealed(directory.read(f"{INDEX}/{ABOUT}")) or {}
@@ -210,8 +215,8 @@ def _index_counts(directory: Store) -> dict[str, Any]:
 def _blocks(found: Mapping[str, Any]) -> list[Block]:
     """Return tables of the test items found, and a text for the appendix of a paper.
 
-    `found` is the entry ``contamination`` of ``report.json``. The text describes method and
-    results.
+    `found` is the entry ``contamination`` of ``report.json``. The text is from `appendix`. N-grams
+    that are boilerplate are in tables to unfold.
     """
     items, falls = [], found["falls"]
     for name, counts in found["benchmarks"].items():

@@ -35,15 +35,15 @@ class Characters(NamedTuple):
     Attributes
     ----------
     quick : ndarray of uint8, shape (256,)
-        Normalized byte of each ASCII character in a word, a space for separators, 0 for other
-        bytes.
+        By byte of UTF-8: the normalized byte for an ASCII character of words, a space for other
+        ASCII characters, and 0 for bytes above 127.
     becomes : ndarray of int32, shape (code points,)
         Normalized code point, or ``-1 - index`` of a sequence in `several`.
     several : ndarray of int32
-        Sequences of code points, each preceded by its length.
+        Sequences of code points, each preceded by its length, which is at the index.
     kinds : ndarray of uint8, shape (code points,)
-        Class of a character: 0 separates words, 1 is part of a word, 2 is a combining mark, 3 is a
-        word by itself, and 4 is removed.
+        Class of a normalized character: 0 separates words, 1 is part of a word, 2 is a combining
+        mark, 3 is a word by itself, and 4 is removed.
     orders : ndarray of uint8, shape (code points,)
         Canonical combining class, by which the marks of a character are sorted.
     """
@@ -126,8 +126,9 @@ def read_words(data, table, room):
     `data` is the text as UTF-8 bytes. The buffers are the words' bytes, each word followed by a
     space; the offset of each word in them, and of the end; prefix sums of the words' hashes, for
     `ngram_key`; and the byte offsets in the text at which each word begins and ends. `table` are
-    the `Characters`. `room` has buffers from `new_words` to write to; larger ones are allocated if
-    they are too small.
+    the `Characters`. `room` has buffers from `new_words` to write to, whose content is lost; larger
+    ones are allocated if they are too small. Entries of the buffers after the last word have no
+    meaning.
     """
     size = len(data)
     while True:
@@ -237,7 +238,7 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
 
 @compiled
 def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
-    """Read words from byte `at` of a text up to a non-ASCII character, or until buffers are full.
+    """Read words from byte `at` of a text up to a non-ASCII character, its end, or full buffers.
 
     `quick` is the table of `Characters`; `data` to `ends` are as in `_fill_words`. So far, `count`
     words and `size` bytes are written. `word` is the hash of the unfinished word, and `state` is

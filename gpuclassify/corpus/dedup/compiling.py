@@ -1,7 +1,7 @@
 """Compilation by numba, with the machine code in the user's cache.
 
-By default numba writes next to the source. In an installed package pip leaves such files behind,
-and Python imports the folder that remains as an empty namespace package.
+By default numba writes next to the source. When pip uninstalls a package, it leaves such files
+behind, and Python imports the folder that remains as an empty namespace package.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile a function with numba at its first call, or load its machine code from the cache.
 
-    Used as a decorator. Compiled functions release the GIL.
+    Used as a decorator. Returns numba's compiled function, which releases the GIL. If
+    `_cache_folder` returns None, every process compiles the function anew.
     """
     folder, before = _cache_folder(), config.CACHE_DIR
     # numba chooses the folder of a function when it is decorated; other packages keep theirs.
@@ -36,7 +37,11 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def _cache_folder() -> str | None:
-    """Return NUMBA_CACHE_DIR, or a folder in the user's cache; None if it cannot be used."""
+    """Return the folder for machine code: NUMBA_CACHE_DIR if set, or a folder in the user's cache.
+
+    A missing folder is created. Logs a warning and returns None if this process cannot write to the
+    folder, or if other users can write to the one in the user's cache. The result is cached.
+    """
     chosen: str = config.CACHE_DIR
     try:
         folder = Path(chosen or user_cache("numba"))

@@ -67,8 +67,8 @@ class Corpus:
         """Call a function on each partition of the dataset and of the earlier corpus, if any.
 
         Returns a lazy frame of the results. The function is called as
-        ``function(frame, number, *items, **options)``. ``frame`` has a partition's `columns`, in
-        the dataset's library, and ``number`` is the number of the partition, counted through both
+        ``function(frame, number, *items, **options)``. ``frame``, of pandas or cudf, has a
+        partition's `columns`, and ``number`` is the number of the partition, counted through both
         frames, the dataset first. Each sequence in `values` has an item for each partition, which
         is passed in ``items``. The function returns a pandas frame; `meta` is an empty one. A
         frame that only reads files is read again for each `meta` and `columns`, see `read_apart`.
@@ -115,8 +115,9 @@ def partitioning(partitions: int, rows: Any) -> Any:
 def value_texts(values: pd.Series) -> np.ndarray:
     """Return a text for each value, None for null, as an object array.
 
-    Equal values have equal texts, also across types: for example, 5 and 5.0 are equal, and so is a
-    day in seconds and in nanoseconds.
+    NaN is null. Equal numbers have equal texts in all numeric types, such as 5 and 5.0, and so have
+    equal times, such as a day in seconds and in nanoseconds. Texts are unchanged, so that "5" and 5
+    have equal texts, too. Booleans become "True" and "False".
     """
     codes, distinct = pd.factorize(values)
     return np.array([*map(_text_of, distinct), None], object)[codes]  # null has the code -1
@@ -145,10 +146,12 @@ def are_rounded(*dtypes: Any) -> bool:
 def check_comparable(
     name: str, ours: object, theirs: object, here: str, there: str, *, are_ids: bool = False
 ) -> None:
-    """Raise TypeError unless values of the dtypes `ours` and `theirs` can be compared without loss.
+    """Raise TypeError unless values of the dtypes `ours` and `theirs` can be compared.
 
-    The message names the column `name`, and the frames as `here` and `there`. With `are_ids`,
-    integers must not become floats if both columns are concatenated.
+    The dtypes must have the same ``kind`` of NumPy, and both or none a time zone. All numbers are
+    one kind, and categories have the kind of their values; texts of pandas' dtypes and of
+    ``ArrowDtype`` differ in kind. With `are_ids`, integers must not become floats if both columns
+    are concatenated. The message names the column `name`, and the frames as `here` and `there`.
     """
     if _kind_of(ours) != _kind_of(theirs) or (are_ids and are_rounded(ours, theirs)):
         raise TypeError(
@@ -157,7 +160,10 @@ def check_comparable(
 
 
 def _kind_of(dtype: Any) -> tuple[str, bool]:
-    """Return NumPy's letter for a dtype's kind ("i" for all numbers), and whether it has a zone."""
+    """Return NumPy's letter for a dtype's kind, and whether it has a time zone.
+
+    The letter is "i" for all numbers, and "" if `dtype` is no dtype.
+    """
     if isinstance(dtype, pd.CategoricalDtype):
         dtype = dtype.categories.dtype
     kind = getattr(dtype, "kind", "")  # missing if there is no column
@@ -201,11 +207,12 @@ def choose_shuffle() -> str | None:
 
 
 def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: object) -> list[Any]:
-    """Return a frame's partitions as delayed objects, which are read again for each `purpose`.
+    """Return a frame's partitions as delayed objects; files are read again for each `purpose`.
 
     They have only these `columns`; None means all. If the frame only reads files, the tasks are
     copied for this `purpose` (any value that Dask can tokenize), so that no partition stays in
-    memory for another reader. They are not optimized, because Dask would join small partitions.
+    memory for another reader. Tasks of other frames are not copied. Tasks are not optimized,
+    because Dask would join small partitions.
     """
     from dask.dataframe.dask_expr._expr import Projection
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet

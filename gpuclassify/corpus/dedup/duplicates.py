@@ -93,15 +93,16 @@ class Duplicates(Declared, Public):
         ``id``, if the frame has such a column, else positions in the frame. Positions are
         ``partition << 40 | row``, in a column ``id``, with a column ``partitions`` by which
         `remove_duplicates` recognizes the partitions. They are in a column ``position`` if the
-        frame has a column ``id`` of another type, or one with null or repeated values. Such values
-        are detected at the call of a plain frame, and at the start of a job of files; a lazy frame
-        with them raises when the result is computed.
+        frame has a column ``id`` of another type, such as strings with dtype object, or one with
+        null or repeated values. Such values are detected at the call of a plain frame, and at the
+        start of a job of files; a lazy frame with them raises when the result is computed.
     keep_by : sequence of str
         Columns; the document with the largest value stays. "length" is the text's length in
         characters, unless the frame has a column of that name. The first column decides, then the
         next; null comes last, and the smallest id breaks ties.
     by : str, optional
         Column, such as a source or a language; documents with different values are no duplicates.
+        Null is a value, too.
     source_field : str, optional
         Column; a summary shows the share removed for each of its values. Default: `by`.
     max_removed_share : float, optional
@@ -144,9 +145,9 @@ class Duplicates(Declared, Public):
 
         The lazy result has columns ``document`` and ``root`` (int64), both document numbers
         (``partition << 40 | row``). Documents with equal roots are a set. The root is one of them
-        and has a row, too. If there is a column ``similarity``, the root is the document
-        that stays. ``keep(name, frame)`` is called for intermediate frames: it may write a frame
-        to files, and returns the frame to go on with.
+        and has a row, too; documents in no set have no row. If there is a column ``similarity``,
+        the root is the document that stays. ``keep(name, frame)`` is called for intermediate frames
+        and the result: it may write a frame to files, and returns the frame to go on with.
         """
 
     def __call__(
@@ -154,9 +155,10 @@ class Duplicates(Declared, Public):
     ) -> Any:
         """Find the duplicates in `dataset`.
 
-        When the result is computed, a frame that only reads files is read for signatures and again
-        for comparisons. Any other frame is computed once, and its partitions stay in memory: write
-        it to files first if it is larger than the memory of the cluster.
+        When the result is computed, a frame that only reads files is read several times: for
+        signatures, for comparisons, and for checks of ids and limits. Any other frame is computed
+        once, and its partitions stay in memory: write it to files first if it is larger than the
+        memory of the cluster.
 
         Parameters
         ----------
@@ -170,15 +172,18 @@ class Duplicates(Declared, Public):
         same type as `dataset`
             Documents in groups of two or more, lazy for Dask input: the id, ``group`` (the
             smallest id in the group), ``keep`` (bool, true once in a group); for fuzzy and
-            semantic duplicates also ``similarity`` (float32) to the document that is kept.
+            semantic duplicates also ``similarity`` (float32) to the document that is kept; with
+            `against` also ``is_earlier`` (bool); for positions as ids also ``partitions`` (int64).
 
         Raises
         ------
         TypeError
             The dataset is not a frame, or the text column does not hold strings.
         ValueError
-            A column is missing or already in use. When computed: ids are not unique, or
+            A column is missing or already in use. When computed: ids are null or not unique, or
             `max_removed_share` or `max_group_size` is exceeded.
+        ModuleNotFoundError
+            A package that the class needs is missing.
         """
         corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
         listing = like(dataset, settings.listing(corpus, settings._approved(corpus)))
@@ -191,7 +196,7 @@ class Duplicates(Declared, Public):
 
         The result has the type of `dataset`, lazy for Dask. `against` is an earlier corpus of the
         same type: its documents stay, and their duplicates in `dataset` go. Input files are read
-        once more than by `__call__`. Raises TypeError or ValueError as `__call__` does.
+        once more than by `__call__`. Raises the errors of `__call__`.
         """
         corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
         decisions = settings._approved(corpus)[["document", "keep", "is_earlier"]]
@@ -203,7 +208,8 @@ class Duplicates(Declared, Public):
     ) -> DuplicatesSummary:
         """Count duplicates by source, and list the largest groups; computes when called.
 
-        `against` is an earlier corpus of the same type as `dataset`: its documents stay.
+        `against` is an earlier corpus of the same type as `dataset`: its documents stay. Limits and
+        repeated ids are not checked.
         """
         corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
         counted = settings.count(corpus, settings.decisions(corpus))
@@ -212,8 +218,8 @@ class Duplicates(Declared, Public):
     def corpus(self, dataset: Any, against: Any = None) -> Corpus:
         """Return a dataset and an earlier corpus as lazy frames, after checking their columns.
 
-        Raises ValueError or TypeError for columns that are missing or unusable, and
-        ModuleNotFoundError without a library that the method needs.
+        Raises ValueError or TypeError for columns that are missing or unusable, TypeError if one is
+        not a frame, and ModuleNotFoundError without a package in `libraries`.
         """
         for name in self.libraries:
             if importlib.util.find_spec(name) is None:
@@ -232,10 +238,11 @@ class Duplicates(Declared, Public):
     def with_ids(self, dataset: Any, against: Any = None) -> Self:
         """Return the settings with ``id`` as `id_field`, if it is unset and all frames have ids.
 
-        Ids are a column ``id`` of strings or integers. In a plain frame they must also be unique
-        and not null; a lazy frame's values are not checked, because nothing is computed. Otherwise
-        the settings are returned unchanged, and positions identify documents. Raises ValueError if
-        the frame then has columns of both names for positions, ``id`` and ``position``.
+        Ids are a column ``id`` of integers, or of strings with a string dtype, of one kind in both
+        frames. In a plain frame they must also be unique and not null; a lazy frame's values are
+        not checked, because nothing is computed. Otherwise the settings are returned unchanged; if
+        `id_field` is unset, positions then identify documents. For positions, raises ValueError if
+        `dataset` has columns of both their names, ``id`` and ``position``.
         """
         frames = [getattr(frame, "_meta", frame) for frame in (dataset, against)]
         frames = [frame for frame in frames if frame is not None]
@@ -314,8 +321,8 @@ class Duplicates(Declared, Public):
     def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
         """Return delayed checks that raise RepeatedIdsError if an id is null or occurs twice.
 
-        An id may occur once in the dataset and once in the earlier corpus. Without `id_field`, the
-        list is empty.
+        Their result is True. An id may occur once in the dataset and once in the earlier corpus.
+        Without `id_field`, the list is empty.
         """
         checks = []
         for frame in (corpus.dataset, corpus.earlier):
@@ -344,7 +351,7 @@ class Duplicates(Declared, Public):
 
     @property
     def input_fields(self) -> list[str]:
-        """Names of all columns to read, except "length" in `keep_by`.
+        """Names of all columns to read, except "length" in `keep_by`; names may repeat.
 
         Callers add a column of that name if the frame has one; otherwise "length" is the length of
         the text.
@@ -356,7 +363,8 @@ class Duplicates(Declared, Public):
     def member_fields(self, corpus: Corpus) -> list[str]:
         """Return the names of the columns to read for deciding which document of a group stays.
 
-        They are text, id, source, and the columns in `keep_by` that the corpus has.
+        They are text, id, source, and the columns in `keep_by` that the corpus has; names may
+        repeat.
         """
         ranks = [name for name in self.keep_by if name in corpus.dataset.columns]
         return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
@@ -375,7 +383,7 @@ class Duplicates(Declared, Public):
         return decisions.map_partitions(_after, passed, meta=decisions._meta)
 
     def _check_types(self, corpus: Corpus) -> None:
-        """Raise TypeError unless columns of dataset and earlier corpus have comparable types."""
+        """Raise TypeError unless the settings' columns have comparable types in both corpora."""
         names = {*self.input_fields, *({LENGTH} & set(self.keep_by))}
         for name in sorted(names):
             ours, theirs = (

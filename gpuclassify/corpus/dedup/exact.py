@@ -22,8 +22,9 @@ from gpuclassify.settings.declared import declared
 class ExactDuplicates(TextDuplicates):
     """Documents whose texts, or normalized texts, have equal bytes.
 
-    Texts are compared by the MD5 of their UTF-8 bytes: among 10^10 documents, the probability that
-    two different texts have the same MD5 is 10^-19.
+    A call lists these duplicates, `remove` drops them, and `summarize` counts them. Texts are
+    compared by the MD5 of their UTF-8 bytes: among 10^10 documents, the probability that any two
+    different texts have the same MD5 is 10^-19.
 
     Examples
     --------
@@ -33,9 +34,10 @@ class ExactDuplicates(TextDuplicates):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Link documents with equal texts to the smallest document number among them.
 
-        The lazy result has columns ``document`` and ``root``, and a row for each root, too.
-        ``keep(name, frame)`` may write intermediate frames to files, and returns a frame to go on
-        with.
+        Texts are normalized before they are compared, and values of `by` must be equal, too. The
+        lazy result has columns ``document`` and ``root``, and a row for each root, too; documents
+        without an equal one have no row. ``keep(name, frame)`` is called for intermediate frames
+        and the result: it may write a frame to files, and returns the frame to go on with.
         """
         columns = self.signature_fields
         meta = exact_keys(corpus.empty(columns), 0, self)
@@ -48,8 +50,9 @@ class ExactDuplicates(TextDuplicates):
 def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.DataFrame:
     """Return a partition's ``document`` numbers, and 128-bit hashes of texts in two int64 columns.
 
-    The columns are ``key`` and ``key_low``: the MD5 of the text as `settings` normalize it, mixed
-    with the hash of the column `by`. Null and empty texts have no row.
+    The columns ``key`` and ``key_low`` are the two halves of the MD5 of the text as `settings`
+    normalize it, each XORed with the hash of the column `by`. Null and empty texts have no row.
+    `partition` is the partition's number.
     """
     compared = settings.compared(frame, settings.text_field)
     digests, has_text = backend_of(compared).text_digests(compared, settings.text_field)

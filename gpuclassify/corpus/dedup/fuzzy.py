@@ -1,8 +1,8 @@
 """Fuzzy duplicates: texts that share most of their n-grams, found by MinHash and then compared.
 
 Signatures are cut into bands (`gpuclassify.corpus.dedup.minhash`), and documents that agree in a
-band are linked. A connected component is a set of candidates, whose texts are then compared
-(`gpuclassify.corpus.dedup.matching`).
+band are linked. A connected component is a set of candidates, whose texts are then compared, unless
+``verify=False`` (`gpuclassify.corpus.dedup.matching`).
 
 Two sets of Jaccard similarity s agree in one number of their MinHash signatures with probability s
 (Broder 1997), in all `rows` numbers of a band with ``s**rows``, and in at least one of `bands`
@@ -53,8 +53,9 @@ class FuzzyDuplicates(TextDuplicates):
     `rows` numbers of a band become candidates; a chain of them is one
     component. Without verification a component is a group, and documents at its
     ends may have nothing in common. With it, each document goes only if its
-    full text is as similar as `min_similarity` to that of a document that is
-    kept.
+    full text and that of a document that is kept have a similarity of
+    `min_similarity` or more. A call lists these duplicates, `remove` drops
+    them, and `summarize` counts them.
 
     Parameters
     ----------
@@ -62,7 +63,8 @@ class FuzzyDuplicates(TextDuplicates):
         Characters per n-gram of the signatures.
     threshold : float
         Jaccard similarity of these n-grams, 0 to 1, from which on documents are to be found. It
-        determines `bands` and `rows`, and is the default of `min_similarity`. A changed word
+        determines `bands` and `rows` if they are unset; it must be above 0 then. It is also the
+        default of `min_similarity`. A changed word
         changes more n-grams of characters than of words. At 0.8, 60% of the pairs of English texts
         with a similarity of 0.80 to 0.82 in n-grams of three words are found, and all pairs from
         0.90 on. ``threshold=0.7, min_similarity=0.8`` finds 97% of the former, and compares more
@@ -77,7 +79,7 @@ class FuzzyDuplicates(TextDuplicates):
     bands_per_pass : int
         Bands that are shuffled at a time, with 16 bytes per band and document.
     verify : bool
-        Compare full texts. False gives plain MinHash, whose `similarity` is NaN.
+        Compare full texts. False gives plain MinHash: ``similarity`` is NaN for documents that go.
     min_similarity : float, optional
         Minimum similarity of a removed document to a kept one, in the n-grams of `compare_by`.
         Default: `threshold`.
@@ -90,8 +92,8 @@ class FuzzyDuplicates(TextDuplicates):
     token_ngrams : int
         Words per n-gram. In Chinese, Japanese, Thai and the like, a character is a word.
     components : {"tree", "rounds"}
-        Join candidates in the memory of one worker, with 160 bytes for each document that has a
-        candidate, or in shuffles of the whole cluster, which run at the call.
+        Join candidates in the memory of one worker ("tree"), with 160 bytes for each document that
+        has a candidate, or in shuffles of the whole cluster ("rounds"), which run at the call.
 
     Examples
     --------
@@ -117,7 +119,8 @@ class FuzzyDuplicates(TextDuplicates):
     def check_together(self) -> None:
         """Raise ValueError if `bands` is set without `rows` or vice versa.
 
-        Also raised if both are unset, and no bands suit `threshold`.
+        Also raised if both are unset and `threshold` is 0, or if `id_field` is a name such as
+        "group", which the result uses. If `source_field` is unset, it is set to `by`.
         """
         super().check_together()
         if (self.bands is None) != (self.rows is None):
@@ -133,7 +136,10 @@ class FuzzyDuplicates(TextDuplicates):
 
     @functools.cached_property
     def band_shape(self) -> tuple[int, int]:
-        """Number of bands in a signature, and number of hashes in a band."""
+        """Number of bands in a signature, and number of hashes in a band.
+
+        They are `bands` and `rows`, or chosen for `threshold` if these are unset.
+        """
         if self.bands is None or self.rows is None:
             return choose_bands(self.threshold)
         return self.bands, self.rows
@@ -141,10 +147,12 @@ class FuzzyDuplicates(TextDuplicates):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Link candidates to the smallest document number of their connected component.
 
-        Two documents are connected if all their hashes in a band are equal, or by a chain of such
-        pairs. The lazy result has columns ``document`` and ``root``, and one or more equal rows for
-        each root, too. ``keep(name, frame)`` may write intermediate frames, such as edges, to
-        files, and returns a frame to go on with.
+        Two documents are connected if all their hashes in a band are equal, and their values of
+        `by`, or by a chain of such pairs. The lazy result has columns ``document`` and ``root``,
+        and one or more equal rows for each root, too; documents without a candidate have no row.
+        ``keep(name, frame)`` is called for intermediate frames, such as edges, and the result: it
+        may write a frame to files, and returns the frame to go on with. If `components` is
+        "rounds", components are computed at the call.
         """
         columns = self.signature_fields
         meta = band_frame(corpus.empty(columns), 0, self)
@@ -298,7 +306,10 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
-    """Add a row for each distinct root to a frame of ``document`` and ``root``, as its own root."""
+    """Return a frame of ``document`` and ``root`` with a row added for each distinct root.
+
+    The root is both ``document`` and ``root`` of this row.
+    """
     roots = np.unique(forest["root"].to_numpy())
     return pd.concat([forest, pd.DataFrame({"document": roots, "root": roots})], ignore_index=True)
 
@@ -308,8 +319,9 @@ def join_forests(parts: list[Any], fan_in: int = 8, bytes_to_join: int = BYTES_T
 
     `parts` are results of `forest`, and are joined `fan_in` at a time, in a tree reduction. The
     delayed result links each document to the smallest of its component in all frames. One worker
-    holds it: 16 bytes for each document that is not a root, and `bytes_to_join` for each while
-    joining. Computing it raises MemoryError if less is free.
+    holds it: 16 bytes for each document that is not a root, and `bytes_to_join` for each row of the
+    frames while joining. Computing it raises MemoryError if less is free. A single frame is
+    returned as it is.
     """
     return reduce_tree(functools.partial(_join, bytes_to_join=bytes_to_join), parts, fan_in)
 
@@ -334,8 +346,9 @@ def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
     Components in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a partition. Each
     round shuffles the edges twice and keeps them in the workers' memory until the next round is
     done. Every step preserves the components. Rounds end, because each lowers the sum of the edges'
-    ends until all edges point at the smallest document of their component. The result has the same
-    columns, and is sorted by document within each partition.
+    ends until all edges point at the smallest document of their component. The lazy result has the
+    same columns, a row for each document except the smallest of each component, and is sorted by
+    document within each partition.
     """
     method = choose_shuffle()
     edges = edges.map_partitions(forest, meta=FOREST)
@@ -363,8 +376,8 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 def _count_unsettled(pairs: pd.DataFrame) -> int:
     """Count documents with a link to a smaller number and other links; 0 ends `star_rounds`.
 
-    `pairs` has columns ``document`` and ``neighbour`` (document numbers): each link in both
-    directions, without repeats.
+    `pairs` has columns ``document`` and ``neighbour`` (document numbers), with all links of each
+    document in it, without repeats.
     """
     neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
     return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
@@ -379,8 +392,9 @@ def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
     """Link each document's larger neighbours to the smallest of the document and its neighbours.
 
     This is a large-star operation, see `star_rounds`. `pairs` has columns ``document`` and
-    ``neighbour``, each link in both directions. The links are joined by `forest`: the result has
-    columns ``document`` and ``root`` (a smaller number), and one row per document.
+    ``neighbour``, with all links of each document in it. The new links are joined by `forest`: the
+    result has columns ``document`` and ``root`` (a smaller number), and at most one row per
+    document.
     """
     smallest = pairs.groupby("document")["neighbour"].transform("min")
     edges = pd.DataFrame(

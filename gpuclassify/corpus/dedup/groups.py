@@ -22,11 +22,14 @@ def take_members(
 ) -> pd.DataFrame:
     """Return a partition's candidates for duplicates, with the columns to decide which ones stay.
 
-    `components` has the ``root`` of each candidate, and ``similarity`` if known; its index is the
-    document number. `settings` is a `gpuclassify.corpus.dedup.duplicates.Duplicates`. The pandas
-    result has the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and
-    following (values of `keep_by`), ``source``, ``text`` (only its beginning if texts are not
-    compared), and, if ids are positions, ``partition_rows`` (number of rows in the partition).
+    `partition` is the partition's number. `components` has the ``root`` of each candidate in it,
+    and for semantic duplicates ``similarity`` and ``near_border``; its index is the document
+    number, and repeated numbers count once. `settings` is a
+    `gpuclassify.corpus.dedup.duplicates.Duplicates`. The pandas result has the columns
+    ``document``, the columns of `components`, ``id``, ``rank_0`` and following (values of
+    `keep_by`), ``source`` ("" without a source column), ``text`` (only the first 200 characters
+    after leading white space if texts are not compared), and, if ids are positions,
+    ``partition_rows`` (number of rows in the partition).
     """
     # A root may have several rows.
     components = components[~components.index.duplicated()].sort_index()
@@ -48,11 +51,11 @@ def take_members(
 
 
 def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
-    """Return the columns that documents are sorted by: ``id``, ``rank_0``, ``rank_1``, ...
+    """Return a dict of the columns that documents are sorted by: ``id``, ``rank_0``, ``rank_1``...
 
-    `rows` is a frame of the documents. There is a rank for each column of `keep_by` of `settings`:
-    its values, or the lengths of texts. Without `id_field`, ids are the document numbers
-    `documents`, int64 (rows,).
+    `rows` is a frame of the documents. There is a rank for each name in `keep_by` of `settings`:
+    the values of this column or, if `rows` has no such column, the lengths of texts in characters.
+    Without `id_field`, ids are the document numbers `documents`, int64 (rows,).
     """
     id_field, keep_by = settings.id_field, settings.keep_by
     chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
@@ -75,15 +78,17 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
 
     `members` are results of `take_members`, with all documents of each set (equal ``root``). With
     a column ``similarity``, the root is the document that stays. Otherwise `verification` has the
-    settings for comparing texts; if it is None, each set is a group of duplicates. Documents of
+    settings for comparing texts; if it is None, one document of each set stays. Documents of
     partitions from `own_partitions` on belong to an earlier corpus, and stay.
 
-    Columns of the result are ``document``, ``id``, ``group`` (smallest id in the group, of an
-    earlier corpus only if no other is in it), ``keep`` (bool), ``similarity`` (float32, to the kept
-    document; NaN if not measured), ``compared`` (int8, number of comparisons with other texts),
-    ``size`` (int64, documents in the group), ``near_border`` (documents near the border of a
-    cluster, in one row per cluster), ``is_earlier``, ``source``, ``beginning`` (of a kept text),
-    and ``partition_rows`` if ids are positions.
+    A group is a document that stays and its duplicates. Columns of the result are ``document``,
+    ``id``, ``group`` (smallest id in the group; ids of an earlier corpus count only if there are no
+    others), ``keep`` (bool), ``similarity`` (float32, to the kept document; NaN if not measured),
+    ``compared`` (int8, number of comparisons with other texts), ``size`` (int64, documents in the
+    group; 1 without duplicates), ``near_border`` (documents near the border of a cluster, in one
+    row per cluster; 0 in others), ``is_earlier``, ``source``, ``beginning`` (first 200 characters
+    of a kept text after leading white space; "" for others), and ``partition_rows`` if ids are
+    positions.
     """
     members = ranked(members, own_partitions, "root")
     root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()
@@ -161,9 +166,10 @@ def listed(
 def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
     """Sort documents by the column `within`, then with the one to keep first.
 
-    `members` has the columns ``rank_0`` and following, ``id`` and ``document``: the largest ranks
-    come first, then the smallest id. Documents of partitions from `own_partitions` on belong to an
-    earlier corpus: they come before others, and the column ``is_earlier`` is added.
+    `members` has the columns ``rank_0`` and following, ``id`` and ``document``. Among equal values
+    of `within`, documents of an earlier corpus come first, then the largest ranks (null last), then
+    the smallest id. Documents of partitions from `own_partitions` on belong to an earlier corpus.
+    The result has a new index, and the column ``is_earlier`` is added.
     """
     is_earlier = members["document"].to_numpy() >= own_partitions << ROW_BITS
     members = members.assign(is_earlier=is_earlier)
@@ -178,9 +184,10 @@ def _verified(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compare the texts of each set of candidates; sets begin at the rows `starts` of `members`.
 
-    `settings` are a `FuzzyDuplicates`, with n-grams and minimum similarity. Returns three arrays
-    (rows,), as in `GroupMatches`: the row in `members` of the document that stays (its own if it
-    stays itself), the similarity to it, and the number of comparisons.
+    `members` are results of `ranked`. `settings` are a `FuzzyDuplicates`, with n-grams and minimum
+    similarity. Returns three arrays (rows,), as in `GroupMatches`: for each document, the row in
+    `members` of the document that stays (its own row if it stays itself), the similarity to that
+    document, and the number of comparisons.
     """
     from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
 

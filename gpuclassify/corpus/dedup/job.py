@@ -1,4 +1,4 @@
-"""Job that removes duplicates from files, and continues after an interruption."""
+"""Job that removes or marks duplicates in files, and continues after an interruption."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class DedupSummary:
     removal : JobSummary
         Rows read and rows written, and the files.
     steps : dict of str to dict
-        Steps before the removal, by name: ``rows`` of the result, None if it has none, and
-        ``seconds`` of the run that finished the step.
+        Steps before the removal, by name: ``rows`` of the result, None if it is not a frame, and
+        ``seconds`` of the step in the run that finished it.
     """
 
     duplicates: DuplicatesSummary
@@ -96,21 +96,25 @@ class DedupSummary:
 class Deduplicate(Recipe):
     """Job that removes duplicates: a reader or a Dask frame, settings, and a writer.
 
-    Results of intermediate steps are kept in ``_dedup/`` of the output, so that running the same
-    job again continues an interrupted one, also on another cluster, and leaves a finished one as it
-    is. The remaining rows are written part by part, each part of the input once. The documents in
-    groups of duplicates are listed in ``_dedup/duplicates/`` as Parquet.
+    Results of intermediate steps are kept in ``_dedup/`` of the output as long as they are needed,
+    so that running the same job again continues an interrupted one, also on another cluster, and
+    leaves a finished one as it is. The remaining rows are written part by part, each part of the
+    input once. The documents in groups of duplicates are listed in ``_dedup/duplicates/`` as
+    Parquet.
 
     Parameters
     ----------
     source : FileReader or dask.dataframe.DataFrame
         Each step reads only the columns that it needs, but reads the files, or computes the frame,
-        again, so write an expensive frame to files first.
+        again, so write an expensive frame to files first. With pandas and without a client, the
+        steps before the removal read files of up to 32 MiB only once.
     duplicates : ExactDuplicates, FuzzyDuplicates or SemanticDuplicates
+        Settings that say which documents are duplicates, and which of them stay.
     writer : FileWriter
         Such as a `ParquetWriter`. With an `AnnotationWriter` nothing is removed: each row gets
-        ``is_duplicate``, true if it would be removed, ``duplicate_group``, the number of its group,
-        and ``duplicate_similarity`` to the document that stays.
+        ``is_duplicate``, true if it would be removed, ``duplicate_group``, the number of its group
+        (null without duplicates), and for fuzzy and semantic duplicates ``duplicate_similarity`` to
+        the document that stays.
     against : FileReader or dask.dataframe.DataFrame, optional
         An earlier corpus. Its documents stay, and their duplicates in `source` go. If it cannot be
         read, the job stops, even with ``on_error="quarantine"``.
@@ -127,7 +131,7 @@ class Deduplicate(Recipe):
         When run: a limit of the settings is exceeded. Nothing is removed; the report has the
         largest groups, and the same job continues with higher limits.
     ValueError
-        When run: ids are null or occur twice.
+        When run: ids in the column `id_field` of `duplicates` are null or occur twice.
 
     Examples
     --------
@@ -191,8 +195,10 @@ class Deduplicate(Recipe):
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the settings that change results, to detect that a later run is a different job.
 
-        They are dicts of settings by the name of their owner, such as ``duplicates``. This
-        package's version is included, and `on_error`, because it changes the positions of rows.
+        They are dicts by heading: ``duplicates`` has the settings of `duplicates`, its class, this
+        package's version, and `on_error`, because it changes the positions of rows; functions and
+        mappers among the settings have headings of their own. Mappers are prepared, which looks up
+        their models.
         """
         known = {"method": type(self.duplicates).__name__, "version": __version__}
         identity = describe_settings("duplicates", self.duplicates, self.duplicates.mappers())
@@ -200,14 +206,18 @@ class Deduplicate(Recipe):
         return identity
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise ValueError or TypeError unless documents have the columns of the settings."""
+        """Raise ValueError or TypeError unless documents have the columns of the settings.
+
+        Raises ModuleNotFoundError without a package that `duplicates` needs.
+        """
         corpus = self.corpus(job, self.duplicates, job.documents())
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
 
     def corpus(self, job: RecipeJob, duplicates: Duplicates, documents: LazyFrame) -> Corpus:
         """Return `documents` and the job's earlier corpus as a `Corpus`, with columns checked.
 
-        Raises ValueError or TypeError if `duplicates` needs columns that are missing or unusable.
+        `documents` are the rows of the input. Raises the errors of `Duplicates.corpus`, such as
+        ValueError if `duplicates` needs columns that are missing.
         """
         against = job.others.get("against")
         earlier = None if against is None else against.frame("whole", self.backend)
@@ -220,7 +230,8 @@ class Deduplicate(Recipe):
         part's frame and its number, and returns the changed frame. Results of earlier runs are read
         from `steps`, and new ones are stored there. `is_done` means that all parts are written
         already: workers are not checked then, and the function will not be called. Raises
-        TooManyDuplicatesError if a limit is exceeded.
+        TooManyDuplicatesError if a limit is exceeded, after writing the report, and
+        RepeatedIdsError as `_with_ids` does.
         """
         if not is_done:
             steps.check_workers(self.duplicates.mappers(), self.backend)
@@ -253,7 +264,7 @@ class Deduplicate(Recipe):
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
     def numbers(self, summary: DedupSummary) -> list[str]:
-        """Return lines with counts of documents and duplicates, to print at the end."""
+        """Return lines to print at the end: counts, the largest groups, and the list's folder."""
         duplicates, removal = summary.duplicates, summary.removal
         done = "marked" if self.writer.annotates else "removed"
         groups = counted(duplicates.groups, "group")
@@ -271,7 +282,11 @@ class Deduplicate(Recipe):
         ]
 
     def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
-        """Return whether to read the input only once, and hold it in this process's memory."""
+        """Return whether to read the input only once for the steps before the removal.
+
+        It is then held in this process's memory: up to `HELD_BYTES` of files, without a client and
+        with pandas, as long as duplicates are not counted.
+        """
         is_here = steps.client is None and self.backend == "pandas"
         size_bytes = job.source.size_bytes
         return (
@@ -297,9 +312,10 @@ class Deduplicate(Recipe):
     def _with_ids(self, corpus: Corpus, steps: Steps) -> Duplicates:
         """Check that ids are unique, and return the settings with their column as `id_field`.
 
-        If the default column ``id`` is missing, or has nulls or repeats, `id_field` stays None, and
-        positions identify documents. If a column that the user named has nulls or repeats, raises
-        RepeatedIdsError. `steps` stores the result of the check for later runs.
+        If the default column ``id`` is missing, or holds neither strings nor integers, `id_field`
+        stays None, and positions identify documents. The same holds, with a warning in Python's
+        log, if it has nulls or repeats. If a column that the user named has nulls or repeats,
+        raises RepeatedIdsError. `steps` stores the result of the check for later runs.
         """
         with_ids = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
@@ -316,7 +332,7 @@ class Deduplicate(Recipe):
     def _count(self, steps: Steps, corpus: Corpus, duplicates: Duplicates) -> DuplicatesSummary:
         """Decide which documents stay, unless an earlier run did; return counts of duplicates.
 
-        Files of earlier steps, which are no longer needed, are removed.
+        Files of steps that are not in `KEPT`, which are no longer needed, are removed.
         """
         is_decided = steps.holds("decisions")
         if steps.ledger.get(COUNTS) is None or not is_decided:

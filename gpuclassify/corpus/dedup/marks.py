@@ -52,8 +52,9 @@ class DuplicateMarks(RowWiseMap):
     def mark(self, frame: Frame, partition: int, marked: pd.DataFrame) -> Any:
         """Return a partition with the columns that mark duplicates.
 
-        `marked` has the columns of `marks`, indexed by document number, for documents of this
-        partition. Other rows are no duplicates, and have no group and no similarity (null).
+        `partition` is the partition's number. `marked` has the columns of `marks`, indexed by
+        document number, for documents of this partition. In other rows ``is_duplicate`` is false,
+        and group and similarity are null.
         """
         rows = marked.index.to_numpy().astype(np.int64) - (partition << ROW_BITS)
         is_duplicate, group = np.zeros(len(frame), bool), np.full(len(frame), -1, np.int64)
@@ -75,7 +76,7 @@ def marks(decisions: pd.DataFrame) -> pd.DataFrame:
     `decisions` is the result of `gpuclassify.corpus.dedup.groups.decide`. Columns are ``document``,
     ``is_duplicate`` (true if the document would be dropped when removing duplicates),
     ``duplicate_group`` (the smallest document number of the group), and ``duplicate_similarity`` to
-    the document that stays. Documents of an earlier corpus are left out.
+    the document that stays (NaN if not measured). Documents of an earlier corpus are left out.
     """
     rows = decisions[(decisions["size"] > 1) & ~decisions["is_earlier"].astype(bool)]
     group = rows.groupby("group", dropna=False)["document"].transform("min")

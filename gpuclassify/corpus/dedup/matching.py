@@ -88,8 +88,8 @@ def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = Fals
     matters. A character of a script without spaces (CJK ideographs, kana, Thai, Lao, Khmer,
     Myanmar, Tibetan, Yi, Javanese, ...) and an emoji is a word by itself. A text of fewer than `n`
     words has one n-gram of all of them; a text without words is one word. With `by_characters`,
-    each character is a word. Takes 8 bytes per n-gram, and temporarily twice as much address space
-    (not memory). Raises ValueError for null texts.
+    each character is a word, white space and punctuation too. Takes 8 bytes per n-gram, and
+    temporarily twice as much address space (not memory). Raises ValueError for null texts.
     """
     if texts.null_count:
         raise ValueError(f"{texts.null_count} of {len(texts)} texts are null: drop them before")
@@ -120,9 +120,10 @@ def _ngram_sets(data, ends, n, kinds, least_bytes):
 
 @compiled
 def _hash_tokens(text, kinds, hashes):
-    """Write the hashes of a text's words to `hashes`; return the number of words.
+    """Write the hashes of a text's words to `hashes`; return the number of words, at least 1.
 
-    `text` is UTF-8 bytes, and `kinds` has the kind of each code point, such as `_WORD`.
+    `text` is UTF-8 bytes, and `kinds` has the kind of each code point: `_WORD` if it is part of a
+    word, `_GAP` between words, and `_ALONE` if it is a word by itself. A text without words is one.
     """
     count, at = np.uint64(0), 0  # unsigned, so that numba does not test for negative indices
     word = _FNV_START
@@ -151,7 +152,7 @@ def _hash_tokens(text, kinds, hashes):
 def character(text, at):
     """Decode the UTF-8 character at byte `at` of `text` (uint8).
 
-    Returns its code point, and the offset after it.
+    Returns its code point, uint64, and the offset after it. Invalid UTF-8 is not detected.
     """
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
@@ -238,8 +239,8 @@ def match_groups(
 
     The first document of a group stays. Each further document is compared with at most two that
     stay: the first, and the one that has the same n-grams, or else shares most of the document's
-    sketch (its smallest hashes). If neither is similar enough, the document stays as well. So every
-    document that goes is similar to one that stays, not only to another that goes. Takes time
+    sketch (its 16 smallest hashes). If neither is similar enough, the document stays as well. So
+    every document that goes is similar to one that stays, not only to another that goes. Takes time
     linear in the n-grams of a group, independent of the number of documents that stay.
 
     `sets` has the n-grams of the documents, sorted by group, with the document to keep first.
@@ -247,8 +248,9 @@ def match_groups(
     documents. Documents in the mask `is_fixed`, bool (documents,), such as documents of an earlier
     corpus, stay without comparison. Similar means a similarity of at least `threshold`. The
     `measure` divides the shared n-grams by the n-grams of both documents together ("jaccard"), or
-    of the document that would go ("containment"). With "containment", sketches miss a longer text
-    that contains the document more often, the longer it is.
+    of the document that would go ("containment"). With "containment", sketches miss a text that
+    contains the document more often, the longer this text is. Raises ValueError for another
+    `measure`, and if `sets`, `starts` and `is_fixed` differ in the number of documents.
     """
     check_choice("measure", measure, ("jaccard", "containment"))
     counts = len(sets.offsets) - 1, int(starts[-1]), len(is_fixed)
@@ -406,9 +408,10 @@ def _whole(ngrams):
 def _most_shared(sketches, ngrams, first):
     """Return the row of the kept document that is most likely similar to a text, or -1.
 
-    `ngrams` are the text's hashes; `first`, the group's first row, was compared already. The
-    document has equal n-grams, or else shares most of the text's smallest hashes in `sketches`,
-    each counted 1 / n if n documents have it. Ties go to the lowest row.
+    `ngrams` are the text's hashes; `first`, the group's first row, was compared already and is
+    never returned. The document has equal n-grams, or else shares most of the text's smallest
+    hashes in `sketches`, each counted 1 / n if n documents have it. Ties go to the lowest row. The
+    result is -1 if no document shares any.
     """
     equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0] - 1
     if equal > first:

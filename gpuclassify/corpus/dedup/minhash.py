@@ -29,8 +29,9 @@ _mix64 = compiled(mix64)
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw the factors a and the terms b of `count` MinHash functions (a x + b).
 
-    Both are uint32 (count,). As in NeMo Curator, each a is drawn before its b, from
-    ``RandomState(seed)`` below 2**31 - 1, and ``a[0]`` is also the seed of the windows' hash.
+    Both are uint32 (count,), below 2**31 - 1, and a is at least 1. As in NeMo Curator, each a is
+    drawn before its b, from ``RandomState(seed)``, and callers also use ``a[0]`` as the seed of the
+    windows' hash.
     """
     draw = np.random.RandomState(seed)
     limit = (1 << 31) - 1
@@ -45,7 +46,8 @@ def signatures(
     """Compute MinHash signatures of texts, uint32 (texts, hashes), equal to libcudf's.
 
     `a` and `b`, uint32 (hashes,), are factors and terms of the hash functions. A text's windows are
-    its n-grams of `width` characters, which are hashed with `seed`. Null and empty texts get zeros.
+    its n-grams of `width` characters, or the whole text if it is shorter, and are hashed with
+    `seed`. Null and empty texts get zeros.
     """
     texts = _as_array(texts).fill_null("")  # a null's bytes are undefined
     # Read-only, so that one compilation serves all arrays.
@@ -59,9 +61,10 @@ def signatures(
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """Combine the hashes of each band, with the band's number, into one key, int64 (texts, bands).
 
-    `signatures` are (texts, bands * rows). The 64-bit hash function `mix64` is applied to the
-    band's number, and then to each of its hashes in turn. Two different bands have the same key
-    with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
+    `signatures` are (texts, bands * rows); another shape raises ValueError. The 64-bit hash
+    function `mix64` is applied to the band's number (from 1), and then to the sum of the result and
+    each of the band's hashes in turn. Two different bands have the same key with a probability of
+    2**-64: among n documents, n**2 / 2**65 pairs per band.
     """
     if signatures.shape[1] != bands * rows:
         raise ValueError(
@@ -146,7 +149,8 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
 def _find_chars(data, starts):
     """Write the byte offsets of a text's characters, and of the end, to `starts`.
 
-    Returns the number of characters; stops when `starts` is full.
+    Returns the number of characters. If there are ``len(starts)`` or more, only the first
+    ``len(starts) - 1`` are read and counted, and the last offset is the end of these.
     """
     chars = 0
     for byte in range(len(data)):
@@ -162,7 +166,8 @@ def _find_chars(data, starts):
 def _scramble_words(data, words):
     """Write to `words`, for each byte, MurmurHash3_x86_32's mix of the four bytes that begin there.
 
-    This step of the hash depends on no other bytes, so that windows share it.
+    Nothing is written for the last three bytes. This step of the hash depends on no other bytes, so
+    that windows share it.
     """
     for byte in range(len(data) - 3):
         words[byte] = _scramble(

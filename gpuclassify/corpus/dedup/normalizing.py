@@ -1,4 +1,7 @@
-"""Normalize text for comparison (Unicode, case, white space). The stored text is not changed."""
+"""Normalize text for comparison: Unicode form, case, digits, punctuation, white space, accents.
+
+The stored text is not changed.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,10 @@ PRESETS = {
 
 
 def as_steps(names: Any) -> Any:
-    """Convert names of normalization steps and presets to a tuple of steps.
+    """Convert names of normalization steps and presets to a tuple of names of steps.
 
-    `names` is one name, or a list or tuple of names. Steps are in the order of `STEPS`, whatever
-    the order of `names`. A function and None are returned unchanged, and an empty list gives None.
+    `names` is one name, or a list or tuple of names. The result has each step once, in the order of
+    `STEPS`. A function and None are returned unchanged, and an empty list or tuple gives None.
     Raises ValueError for an unknown name, and TypeError for a set.
     """
     if names is None or callable(names):
@@ -68,8 +71,10 @@ def normalized(
 ) -> pa.LargeStringArray:
     """Normalize texts by named steps or a function from text to text.
 
-    A text that would become empty is unchanged, and null stays null. Raises TypeError if the
-    function returns anything but a text.
+    `steps` are keys of `STEPS`, applied in this order; "white_space" also removes spaces at both
+    ends. A function is not called for null and empty texts. A text that would become empty is
+    unchanged, and null stays null. Raises TypeError if the function returns None, a number or the
+    like instead of a text.
     """
     if callable(steps):
         values = [text and steps(text) for text in texts.to_pylist()]

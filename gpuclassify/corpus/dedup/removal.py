@@ -30,13 +30,14 @@ PARTITIONS = "partitions"  # column that identifies the partitioning; see `parti
 
 
 class RepeatedIdsError(ValueError):
-    """Ids that do not identify documents, because one is null or occurs twice."""
+    """Error for ids that do not identify documents, because one is null or occurs twice."""
 
 
 def remove_duplicates(dataset: Frame | LazyFrame, duplicates: Frame | LazyFrame) -> Any:
     """Return `dataset` without the documents that `duplicates` has with ``keep`` false.
 
-    Order, index, divisions and columns of the remaining rows are unchanged.
+    The result has the type of `dataset`, lazy for Dask. Order, index, divisions and columns of the
+    remaining rows are unchanged. Documents with ``is_earlier`` true are not dropped.
 
     Parameters
     ----------
@@ -50,10 +51,11 @@ def remove_duplicates(dataset: Frame | LazyFrame, duplicates: Frame | LazyFrame)
     Raises
     ------
     TypeError
-        Ids have another type than in `dataset`, or an argument is not a frame.
+        Ids cannot be compared with the ids in `dataset`, such as texts with numbers, or an argument
+        is not a frame.
     ValueError
-        `duplicates` lacks a column, or its ids are of a column that `dataset` does not have. When
-        computed: positions are of other partitions.
+        `duplicates` lacks a column, or its ids are of a column that `dataset` does not have, or has
+        twice. When computed: positions are of other partitions.
     """
     corpus, listing = Corpus(as_dask(dataset)), as_dask(duplicates)
     id_name = str(listing.columns[0])
@@ -107,7 +109,7 @@ def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int 
 
     The index of `gone` has the document numbers to drop, all of this partition. If `gone` has a
     column ``partitions``, raises ValueError unless its positions were found in a frame of
-    `partitions` partitions, with as many rows in this one.
+    `partitions` partitions, with as many rows in this one; else `partitions` is not used.
     """
     if PARTITIONS in gone and (gone[PARTITIONS] != partitioning(partitions, len(frame))).any():
         count, rows = divmod(int(gone[PARTITIONS].iloc[0]), 1 << ROW_BITS)
@@ -124,8 +126,8 @@ def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int 
 def removed(duplicates: Frame) -> pd.DataFrame:
     """Return the first column (ids or document numbers) of the rows of `duplicates` to drop.
 
-    Their ``keep`` is false, and so is ``is_earlier``, if there is such a column. A column
-    ``partitions`` is returned as well.
+    These are rows whose ``keep`` is false, and whose ``is_earlier`` is false, if there is such a
+    column. The result is a pandas frame, with the column ``partitions`` as well, if there is one.
     """
     plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)

@@ -33,9 +33,10 @@ class DeduplicationReport(ReportPart):
     ) -> dict[str, Any]:
         """Return the entry ``deduplication`` for ``report.json``, from the log of finished steps.
 
-        It has the rows and seconds of each step, and counts of duplicates, None until they are
-        counted. The result is empty if there is no log. `directory` is the output, `job` the
-        content of its ``job.json``, and `stages` is not used.
+        It has ``steps``, with ``rows`` and ``seconds`` by name of the step, and ``duplicates``,
+        counts as from `DuplicatesSummary.as_dict`, None until they are counted. The result is empty
+        if this job has no log. `directory` is the output, `job` the content of its ``job.json``,
+        and `stages` is not used.
         """
         ledger = read_ledger(directory, FOLDER, job["key"])
         return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}
@@ -43,8 +44,8 @@ class DeduplicationReport(ReportPart):
     def page(self, report: Mapping[str, Any]) -> PagePart:
         """Return tiles with counts, and sections about steps, similarities, sources and groups.
 
-        `report` is the content of ``report.json``; without the entry ``deduplication``, nothing is
-        added to the page.
+        Until duplicates are counted, there is only the section about steps. `report` is the content
+        of ``report.json``; without the entry ``deduplication``, nothing is added to the page.
         """
         ledger = report.get("deduplication")
         if ledger is None:

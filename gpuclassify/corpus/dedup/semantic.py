@@ -1,8 +1,8 @@
 """Semantic duplicates: documents whose embeddings point in almost the same direction.
 
 Embeddings are scaled to length 1, k-means of a sample divides the corpus into clusters, and within
-a cluster each vector is compared with all vectors that stay. Matrix products run on the worker's
-GPU if it has one.
+a cluster each vector is compared with all vectors before it that stay. Matrix products run on the
+worker's GPU if it has one.
 """
 
 from __future__ import annotations
@@ -74,15 +74,16 @@ class SemanticDuplicates(Duplicates):
     K-means divides the corpus into clusters. Within a cluster, documents are
     visited in the order of `keep_by`. A document is a duplicate if its embedding
     is similar to a document that is kept; the most similar earlier one counts.
-    Null and empty texts, and null and all-zero embeddings, have no duplicates.
+    Null and empty texts, and null and all-zero embeddings, have no duplicates. A
+    call lists duplicates, `remove` drops them, and `summarize` counts them.
 
     Pairs in different clusters are missed. A near-duplicate at the threshold has
     the distance δ = sqrt(2 - 2 * threshold). In a random direction of `width`
     dimensions, its distance towards a border has the standard deviation
     δ / sqrt(width). A summary counts the documents that are nearer to a border
-    as ``near_border``, and more than a tenth of them causes a warning. The share
-    of missed pairs at the threshold is between half of this share and all of it;
-    for more similar pairs it is smaller.
+    as ``near_border``; a warning is logged if they are more than a tenth of the
+    sample. The share of missed pairs at the threshold is between half of the
+    share of these documents and all of it; for more similar pairs it is smaller.
 
     Parameters
     ----------
@@ -90,16 +91,17 @@ class SemanticDuplicates(Duplicates):
         Embedder of the texts, or the name of its model. Default: `Embedder`'s model.
     embedding_field : str, optional
         Column of existing embeddings (lists of numbers), instead of `embedder`. It is read twice,
-        to save memory of the workers.
+        to save memory of the workers. Texts are read, too.
     threshold : float
         Minimum cosine of duplicates, 0 to 1, minus 1e-6 for rounding.
     n_clusters : int, optional
         Number of clusters. More clusters need less work, and find fewer pairs. Default: one per
         2,000 documents, at most one per 50 documents of the sample.
     max_iter : int
-        Passes of k-means over the sample.
+        Maximum passes of k-means over the sample.
     sample_size : int
-        Documents that clusters are fitted to. The sample does not depend on order or partitions.
+        Maximum documents that clusters are fitted to. The sample does not depend on order or
+        partitions.
     seed : int
         Seed of k-means.
 
@@ -123,7 +125,9 @@ class SemanticDuplicates(Duplicates):
         """Raise TypeError or ValueError for settings that contradict each other.
 
         Such are two sources of embeddings, an embedder of another text column, or more clusters
-        than documents of the sample. Without any source, `embedder` is set to the default model.
+        than documents of the sample. Also raised for a seed of 2**32 or more, and if `id_field` is
+        a name such as "group", which the result uses. Without any source, `embedder` is set to the
+        name of the default model; if `source_field` is unset, it is set to `by`.
         """
         super().check_together()
         check_seed(self.seed)
@@ -155,7 +159,8 @@ class SemanticDuplicates(Duplicates):
 
         The lazy result has columns ``document``, ``root`` (the document that stays, which has a
         row, too), ``similarity`` and ``near_border``, as in `match_clusters`. ``keep(name, frame)``
-        may write intermediate frames to files, and returns a frame to go on with.
+        is called for intermediate frames and the result: it may write a frame to files, and returns
+        the frame to go on with. The embedder, if any, is prepared: its model is looked up.
         """
         embedder = self.make_embedder()
         if embedder is not None:
@@ -183,7 +188,10 @@ class SemanticDuplicates(Duplicates):
         return keep("components", moved.map_partitions(match_clusters, meta=meta, **matched))
 
     def make_embedder(self) -> Embedder | None:
-        """Return the mapper that embeds texts; None if `embedding_field` names embeddings."""
+        """Return `embedder`, or a new `Embedder` of the model that it names.
+
+        Returns None if `embedding_field` names existing embeddings.
+        """
         if isinstance(self.embedder, str):
             return Embedder(model=self.embedder, text_field=self.text_field)
         return self.embedder
@@ -211,12 +219,14 @@ class SemanticDuplicates(Duplicates):
 def embedding_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Return the embeddings of a partition's documents, leaving out documents without one.
+    """Return the embeddings of a partition's documents, with ids and ranks.
 
-    Columns are ``document`` (int64), ``number`` (int64, a hash of the text or vector, to draw a
-    sample), ``within`` (int64, the hash of the column `by`), ``embedding`` (bytes of float32, of
-    length 1), ``id``, and ``rank_0`` and following (values of `keep_by`). Texts are embedded by
-    `embedder`; if it is None, embeddings are read from a column.
+    Documents with a null or empty text, or a null or all-zero embedding, are left out. Columns are
+    ``document`` (int64), ``number`` (int64, a hash of the text, or of the vector if it is read, to
+    draw a sample), ``within`` (int64, the hash of the column `by`), ``embedding`` (bytes of
+    float32; vectors have length 1), ``id``, and ``rank_0`` and following (values of `keep_by`).
+    Texts are embedded by `embedder`; if it is None, embeddings are read from the column
+    `embedding_field` of `settings`. `partition` is the partition's number.
     """
     digests, is_candidate = backend_of(frame).text_digests(frame, settings.text_field)
     if embedder is not None:
@@ -246,9 +256,10 @@ def sample_frame(
 ) -> pd.DataFrame:
     """Return the embeddings of a partition's documents with the smallest hashes.
 
-    There are `sample_size` documents (a value of `settings`), or fewer if the partition has fewer.
-    Texts are embedded by `embedder`; if it is None, embeddings are read from a column. Columns are
-    ``number``, the hash of the text or vector, and ``embedding`` (bytes of float32).
+    There are `sample_size` documents (a value of `settings`), or fewer if the partition has fewer
+    distinct ones. Texts are embedded by `embedder`; if it is None, embeddings are read from a
+    column. Columns are ``number``, the hash of the text or vector, ascending, and ``embedding``
+    (bytes of float32).
     """
     embeddings = embedding_frame(frame, partition, settings, embedder)
     return take_sample([embeddings[SAMPLE]], settings.sample_size)
@@ -257,8 +268,9 @@ def sample_frame(
 def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.DataFrame:
     """Fit cluster centroids to a sample; return them in a column ``embedding``, a row each.
 
-    `sample` has columns ``number`` (hashes) and ``embedding``. Logs a warning if more than a tenth
-    of it is near the border of a cluster.
+    `sample` is the result of `take_sample`, with columns ``number`` and ``embedding``. If it is
+    empty, the result is one vector without numbers. Logs a warning if more than a tenth of the
+    sample is near the border of a cluster.
     """
     vectors = unpack(sample["embedding"])
     if not len(vectors):
@@ -300,13 +312,15 @@ def to_clusters(
 
 @retire_on_broken_device
 def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: float) -> pd.DataFrame:
-    """Find a similar document that stays for each document of whole clusters.
+    """Find, for each document, the most similar one in its cluster that comes before it and stays.
 
-    `embeddings` are results of `to_clusters`. Documents of partitions from `own_partitions` on
-    belong to an earlier corpus, and stay. Columns of the result are ``document``, ``root`` (int64,
-    the document that stays; it has a row, too), ``similarity`` (float32) of both, and
-    ``near_border`` (int64). The latter counts the documents of a cluster near its border, in the
-    row of its first document, if there are any. Other documents without a similar one are left out.
+    `embeddings` are results of `to_clusters`, with all rows of each ``key``. Documents of
+    partitions from `own_partitions` on belong to an earlier corpus, and stay. Columns of the result
+    are ``document``, ``root`` (int64, the document that stays; it has a row, too), ``similarity``
+    (float32) of both (1 if they are the same), and ``near_border`` (int64). The latter counts the
+    documents of a cluster near its border, without the earlier corpus, in the row of the cluster's
+    first document, and is 0 in other rows. First documents with such a count have a row in any
+    case; others without a similar document are left out.
     """
     embeddings = ranked(embeddings, own_partitions, "key")
     keys, is_earlier = embeddings["key"].to_numpy(), embeddings["is_earlier"].to_numpy()
@@ -390,8 +404,9 @@ def _most_similar(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the most similar survivor (a vector that stays) for each vector of a block.
 
-    `survivors` are row indices in `points`. Returns the cosines, -inf without survivors, and the
-    survivors' row indices.
+    `survivors` are row indices in `points`. Returns each vector's largest cosine, -inf without
+    survivors, and the row index of that survivor, 0 without survivors. At most `tile_numbers`
+    cosines are computed at a time.
     """
     best = np.full(len(block), -np.inf, np.float32)
     nearest = np.zeros(len(block), np.int64)
@@ -411,9 +426,11 @@ def _match_within(
 ) -> None:
     """Update `best` and `nearest` of a block's vectors by earlier vectors of the block that stay.
 
-    `best` has each vector's highest cosine with any vector that stays, and `nearest` the row of
-    that vector in the whole cluster. A vector goes if its `best` is at least `limit`. `cosines` are
-    between the vectors of the block, which begins at the row `first`.
+    Both are changed in place. `best` has each vector's highest cosine with any vector before the
+    block that stays, and `nearest` the row of that vector in the whole cluster. A vector goes if
+    its `best` is at least `limit`. `cosines` are between the vectors of the block, which begins at
+    the row `first`. Only vectors with a cosine of at least `limit` to an earlier vector of the
+    block are updated.
     """
     goes = best >= limit
     is_before = np.tri(len(cosines), k=-1, dtype=bool)

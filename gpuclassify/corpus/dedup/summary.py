@@ -22,13 +22,14 @@ FEWEST_DOCUMENTS = 1_000  # minimum documents of a source whose share is checked
 
 
 class TooManyDuplicatesError(ValueError):
-    """Error if more duplicates would be removed than the settings allow."""
+    """Error if more duplicates would be removed, or a group is larger, than the settings allow."""
 
 
 class Group(NamedTuple):
     """Group of duplicates: number of documents, smallest id, and beginning of the kept text.
 
-    The beginning is empty if the text is only white space.
+    The beginning has up to 200 characters, after leading white space; it is empty if the text is
+    only white space.
     """
 
     size: int
@@ -45,20 +46,24 @@ class DuplicatesSummary:
     documents : int
         Documents of the dataset, without an earlier corpus.
     in_groups, groups : int
-        Documents that have a duplicate, and their groups, including those of an earlier corpus.
+        Documents in groups of two or more, including the documents that are kept and those of an
+        earlier corpus, and number of these groups.
     blank : int
         Documents in groups whose text is only white space.
     duplicates : int
         Documents that duplicate one that is kept: to be removed, or only marked.
     compared, accepted, rejected : int
-        Pairs of candidates whose texts were compared, were similar enough, or were not.
+        Pairs of candidates whose texts were compared, pairs among them that were similar enough,
+        and pairs that were not. 0 except for fuzzy duplicates that are verified.
     near_border : int
         Documents near the border of a cluster, whose semantic duplicates may be missed; see
         `gpuclassify.corpus.dedup.semantic.SemanticDuplicates`.
     sources : dict of str to (int, int)
-        Number of documents, and of duplicates, by value of the source column.
+        Number of documents, and of duplicates, by value of the source column ("null" for null); all
+        are under "" without such a column.
     similarities : list of int
-        Duplicates by similarity to the kept document, in 20 equal bins from 0 to 1.
+        Duplicates by similarity to the kept document, if it was measured, in 20 equal bins from 0
+        to 1.
     largest : list of Group
         The up to 20 largest groups; of groups of blank texts, only the largest one.
     """
@@ -88,7 +93,7 @@ class DuplicatesSummary:
     def shown(self) -> list[str]:
         """Lines that describe the five largest groups, by size and beginning of the text.
 
-        Groups of blank texts share one line.
+        If there are groups of blank texts, a last line has the number of their documents.
         """
         texts = [(group.size, group.beginning.split()) for group in self.largest if group.beginning]
         shown = [f"{size:,} documents: {' '.join(text)[:SHOWN_CHARS]}" for size, text in texts]
@@ -134,7 +139,8 @@ class DuplicatesSummary:
 def count_documents(frame: Frame, partition: int, source_field: str | None) -> pd.DataFrame:
     """Count a partition's documents by source, in columns ``source`` and ``documents``.
 
-    The only source is "" if `source_field` is None. `partition` is not used.
+    Null values of `source_field` are the source "null". The only source is "" if `source_field` is
+    None. `partition` is not used.
     """
     if source_field is None:
         return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
@@ -146,7 +152,7 @@ def count_documents(frame: Frame, partition: int, source_field: str | None) -> p
 
 
 def source_names(values: pd.Series) -> pd.Series:
-    """Convert values of the source column to texts; null becomes "null"."""
+    """Convert values of the source column to texts by `value_texts`; null becomes "null"."""
     return pd.Series(value_texts(values), dtype="str").fillna("null")
 
 

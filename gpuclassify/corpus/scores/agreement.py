@@ -55,19 +55,22 @@ class Agreement:
     between : tuple of str
         Columns that are compared.
     kind : {"labels", "grades", "scores"}
-        Type of the values: labels, grades (few distinct whole numbers), or other numbers.
+        Type of the values: labels, grades (whole numbers that differ by less than 20), or other
+        numbers.
     rows : int
         Rows with a value in at least two of the columns.
     figures : pandas.DataFrame
-        ``group`` (a value of the column `by`, None for all rows), ``figure`` (name of a statistic,
-        such as "kappa"), ``between`` (a pair of columns, or all), ``rows``, ``value`` and its 95%
-        interval from ``low`` to ``high``. NaN if undefined, such as the correlation with a
-        constant.
+        A row for each statistic. Columns are ``group`` (a value of the column `by` as text, None
+        for all rows), ``figure`` (its name, such as "kappa"), ``between`` (the names of two
+        columns, or of all, joined by ", "), ``rows`` (number of rows that it describes), ``value``,
+        and the ends of its 95% interval, ``low`` and ``high``. The last three are NaN if undefined,
+        such as for the correlation with a constant.
     confusion : dict of (str, str) to pandas.DataFrame
-        By pair of columns: rows, or the sum of their weights, by value of the first and the second
-        column. Empty for scores.
+        By pair of columns: the number of rows, or the sum of their weights, by value of the first
+        column (index) and of the second one (columns). The values are texts. Empty for scores.
     differing : pandas.DataFrame
-        Rows whose values differ, by difference (largest first), at most a thousand.
+        The rows whose values differ most, largest difference first, at most 1,000. Columns are
+        those compared, the group, the weight and the text.
     """
 
     between: tuple[str, ...]
@@ -90,7 +93,8 @@ class Agreement:
     def lines(self) -> Iterator[tuple[str, ...]]:
         """Yield the lines of a table as tuples of texts, one for each statistic, without a header.
 
-        They are the statistic's name, columns, number of rows, value and interval.
+        They are the statistic's name and group, columns, number of rows, value ("–" if undefined)
+        and interval ("" if undefined).
         """
         for row in _records(self.figures):
             value, low, group = row["value"], row["low"], row["group"]
@@ -103,7 +107,11 @@ class Agreement:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values by name, with at most 20 rows that differ most."""
+        """Return the attributes as JSON values by name, with at most 20 rows that differ most.
+
+        ``figures`` and ``differing`` are lists of a dict per row, where None stands for NaN.
+        ``confusion`` is a list of dicts with ``between``, ``labels`` and ``counts``, a matrix.
+        """
         return {
             "between": [*self.between],
             "kind": self.kind,
@@ -117,9 +125,10 @@ class Agreement:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write an HTML page with the statistics, and the rows that differ most, to a file.
+        """Write an HTML page with statistics, confusion matrices and rows that differ, to a file.
 
-        The page loads nothing from a network.
+        The page has at most 20 rows and 40 labels, and loads nothing from a network. An earlier
+        file is replaced.
         """
         figures = Table(_COLUMNS, [*self.lines()], is_cross=True)
         sections = [Section("Figures", [figures, Text(_INTERVALS)])]
@@ -158,10 +167,11 @@ def agreement(
     """Measure the agreement of people or models that labelled or scored the same rows.
 
     Figures of a pair of columns are, for labels, the share of equal rows and Cohen's kappa, and for
-    numbers Spearman's correlation and the mean absolute difference. Grades (few distinct whole
-    numbers) get all four, with quadratic weights in the kappa. The figure of all columns is
-    Krippendorff's alpha, nominal or interval. Each figure has a 95% interval from a bootstrap over
-    rows, unless all draws are equal. A row counts if at least two columns have a value. The order
+    numbers Spearman's correlation and the mean absolute difference. Grades (whole numbers that
+    differ by less than 20) get all four, with quadratic weights in the kappa. The figure of all
+    columns is Krippendorff's alpha, nominal for labels and interval for numbers. Each figure has a
+    95% interval from a bootstrap over rows, unless all draws are equal. Figures of a pair are of
+    rows with a value in both columns, and alpha is of rows with a value in at least two. The order
     of rows does not matter.
 
     Parameters
@@ -190,7 +200,8 @@ def agreement(
     Raises
     ------
     TypeError, ValueError
-        A column is missing or of another type, a weight is not above 0, or no row has two values.
+        Fewer than two columns are named, a column is missing or of another type, only some columns
+        hold numbers, a weight is null or not above 0, or no row has two values.
 
     Examples
     --------
@@ -250,9 +261,10 @@ def _columns_of(dataset: Any, needed: list[str], text_field: str | None) -> pd.D
 
 
 def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
-    """Return sorted labels, or None for numbers, and values, float64 (rows, columns).
+    """Return the sorted labels of all columns, and values, float64 (rows, columns), NaN for null.
 
-    Labels become indices in the first result, and null becomes NaN.
+    Values are indices of the labels. If all columns hold numbers, the first result is None, and
+    values are these numbers. Raises TypeError if some columns hold numbers, and others labels.
     """
     numeric = [name for name in names if frame[name].dtype.kind in "fiu"]
     if len(numeric) == len(names):
@@ -293,7 +305,9 @@ def _figures(
 
     `values`, float64 (rows, columns), are of the columns `names`: label indices if `kind` is
     "labels", numbers if it is "grades" or "scores", NaN for null. `weights` are of the rows. The
-    name is a key of `FIGURES`. Value and ends are NaN if undefined.
+    name is a key of `FIGURES`, columns are names joined by ", ", and rows is the number of rows
+    that the statistic describes. Value and ends are NaN if undefined. Pairs of columns without a
+    common row are left out.
     """
     calls: list[tuple[str, np.ndarray, Figures]] = []
     for one, other in itertools.combinations(range(len(names)), 2):
@@ -317,8 +331,10 @@ def _figures(
 def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
     """Return a function from row indices to statistics of the columns `a` and `b`, for `bootstrap`.
 
-    The columns are label indices if `kind` is "labels", with the statistics "same" and "kappa";
-    numbers if it is "scores", with "spearman" and "difference"; "grades" have all four.
+    The statistics are by name, None if undefined. The columns have no NaN. They are label indices
+    if `kind` is "labels", with the statistics "same" and "kappa"; numbers if it is "scores", with
+    "spearman" and "difference"; "grades" are numbers with all four, and a quadratic kappa.
+    `weights` are of the rows.
     """
     # scikit-learn takes milliseconds per call, and the bootstrap calls a thousand times. scipy's
     # correlation takes no weights.
@@ -349,10 +365,10 @@ def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) 
 
 
 def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function from row indices to Krippendorff's alpha, for `bootstrap`.
+    """Return a function from row indices to ``{"alpha": alpha}``, Krippendorff's, for `bootstrap`.
 
     `values` are float64 (rows, columns), NaN for null, with at least two in each row; `weights` are
-    of the rows. Alpha is nominal for `kind` "labels", else interval.
+    of the rows. Alpha is nominal for `kind` "labels", else interval, and None if undefined.
     """
     is_given = ~np.isnan(values)
     counts = is_given.sum(axis=1)
@@ -399,8 +415,8 @@ def _differing(
     """Return the rows of `frame` whose `values` differ, largest difference first, at most 1,000.
 
     `values`, float64 (rows, columns), are label indices if `kind` is "labels", else numbers; NaN is
-    null. A difference is the number of distinct labels, or the range of the numbers. Ties are
-    sorted by weight, largest first, then by content, so that the order of rows does not matter.
+    null. A difference is the number of distinct labels minus 1, or the range of the numbers. Ties
+    are sorted by weight, largest first, then by content, so that the order of rows does not matter.
     """
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":

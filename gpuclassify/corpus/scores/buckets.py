@@ -52,7 +52,8 @@ class ScoreEdges(Saved):
     by : str, optional
         Column of groups.
     weight : str, optional
-        Column with the weight of each row, or "bytes" for the bytes of the text; None for 1.
+        Column with the weight of each row, or "bytes" for the bytes of the text; None if each row
+        has the weight 1.
     """
 
     n: int
@@ -63,7 +64,7 @@ class ScoreEdges(Saved):
     what: ClassVar[str] = "edges of buckets"
 
     def check_saved(self) -> None:
-        """Raise ValueError unless each group has ascending edges, and `n` - 1 of them."""
+        """Raise ValueError unless `n` is 2 to 1,000, and each group has `n` - 1 ascending edges."""
         check_buckets(self.n)
         rows = [row for groups in self.edges.values() for row in groups.values()]
         if any(len(row) != self.n - 1 or sorted(row) != [*row] for row in rows):
@@ -110,8 +111,8 @@ def score_edges(
     Raises
     ------
     TypeError, ValueError
-        A column is missing or of another type, a weight is negative, there is no score, or there
-        are more than 1,000 groups.
+        A column is missing or of another type, `n` is out of range, a weight is negative, a column
+        has no score with a weight above 0, or there are more than 1,000 groups.
 
     Examples
     --------
@@ -138,7 +139,10 @@ def score_columns(
 
 
 def check_buckets(n: int) -> None:
-    """Raise ValueError unless `n`, the number of score buckets, is from 2 to 1,000."""
+    """Raise ValueError unless `n`, the number of score buckets, is from 2 to 1,000.
+
+    Raises TypeError if it is no integer.
+    """
     check_count("n", n)
     if not 2 <= n <= MOST_BUCKETS:
         raise ValueError(f"n={n!r} buckets: pass 2 to {MOST_BUCKETS:,}")
@@ -150,7 +154,8 @@ def find_edges(
     """Find the scores that divide each score column, per group, into `n` buckets of equal weight.
 
     `columns` names the columns of scores, weights and groups. `compute` runs a list of delayed
-    tasks, and returns their results. Raises ValueError if a column has no scores.
+    tasks, and returns their results. Raises ValueError if a column has no score with a weight above
+    0, and the errors of `weighted_quantiles`.
     """
 
     def ranks(total: int) -> list[int]:
@@ -244,7 +249,10 @@ class ScoreBuckets(Declared, RowWiseMap):
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, by name, with a digest instead of the edges."""
+        """Return the settings that change results, by name, with a digest instead of the edges.
+
+        Score columns, number of buckets, weight and column of groups are added, for people.
+        """
         edges, scores = self.edges, ", ".join(self.edges.edges)
         about = {"scores": scores, "n": edges.n, "weight": edges.weight, "by": edges.by}
         return {**about, **super().identity(), "edges": edges.digest()}
@@ -267,7 +275,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: Any = None) -> Any:
-        """Add the bucket columns to a pandas or cudf frame; `meta_dtypes` is not used."""
+        """Return a pandas or cudf frame with the bucket columns; `meta_dtypes` is not used."""
         codes, groups = self.columns.groups(frame)
         buckets = np.full((len(self.edges.edges), len(frame)), UNKNOWN, np.int64)
         for column, (name, edges) in zip(buckets, self.edges.edges.items(), strict=True):
@@ -300,10 +308,10 @@ def keep_top(
 ) -> Any:
     """Return the rows with the highest scores that together have a `share` of the total weight.
 
-    The threshold is the highest score for which the rows with at least this score have that share.
-    It is exact, and all rows with this score stay. Rows without a score are dropped. A dataset
-    without rows, such as an empty shard, is returned as it is. Columns of float32 are read in two
-    passes, others in four.
+    The threshold is the highest score for which the rows with at least this score have at least
+    that share. It is exact, and all rows with this score stay. Rows without a score are dropped. A
+    dataset without rows, such as an empty shard, is returned as it is. Columns of float32 are read
+    in two passes, others in four.
 
     Parameters
     ----------
@@ -328,8 +336,8 @@ def keep_top(
     Raises
     ------
     TypeError, ValueError
-        A column is missing or of another type, a weight is negative, there is no score, there are
-        more than 1,000 groups, or `share` is out of range.
+        A column is missing or of another type, a weight is negative, no score has a weight above 0,
+        there are more than 1,000 groups, or `share` is out of range.
     """
     check_number("share", share, "a share such as 0.1")
     if not 0 < share <= 1:

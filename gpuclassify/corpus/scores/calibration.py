@@ -13,7 +13,7 @@ FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its result
 
 
 class Labelled(NamedTuple):
-    """Arrays (rows,) of scores, labels (whether positive) and weights, None if all are 1.
+    """Arrays (rows,) of scores, labels (whether positive) and weights (None if all are 1).
 
     `Labelled.of` sorts the rows by descending score.
     """
@@ -79,8 +79,8 @@ def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
 def check_calibration(calibration: dict[str, Any]) -> None:
     """Raise ValueError unless a calibration, read from JSON, has the keys of one of its two kinds.
 
-    These are ``slope`` and ``intercept``, or two lists of equal length, ``scores`` (ascending) and
-    ``probabilities``.
+    These are ``slope`` and ``intercept``, or two lists of equal length above 0, ``scores``
+    (ascending) and ``probabilities``.
     """
     lists = [values for values in calibration.values() if isinstance(values, list)]
     is_sigmoid = {*calibration} == {"slope", "intercept"} and not lists
@@ -113,9 +113,10 @@ def reliability(kind: str, rows: Labelled) -> list[list[float]]:
     """Compare calibrated probabilities with the shares of positive labels, in ten bins of rows.
 
     Returns a list of five numbers for each bin, by ascending probability: mean probability, share
-    of positive labels, low and high end of the share's 95% interval, and number of rows. `kind` is
-    "isotonic" or "sigmoid". Probabilities are cross-validated: each fold is predicted by a
-    calibration of the other folds.
+    of positive labels (both weighted), low and high end of the share's 95% interval, and number of
+    rows. Bins have about equally many rows, and empty ones are left out. `kind` is "isotonic" or
+    "sigmoid", and `rows` are sorted as by `Labelled.of`. Probabilities are cross-validated: each of
+    five folds is predicted by a calibration of the other folds.
     """
     folds = np.arange(len(rows.scores)) % FOLDS
     predicted = np.zeros(len(folds))

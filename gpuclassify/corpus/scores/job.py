@@ -52,9 +52,10 @@ class ScoringReport(ReportPart):
     ) -> dict[str, Any]:
         """Return counts and problems for the job's JSON report, from its classifiers' report.
 
-        `directory` is the output of the job. Keys are ``rows_read``, ``left_out`` (unreadable files
-        and rows), ``empty_files``, ``textless`` (files without text), ``warnings`` and
-        ``problems``. Empty if no classifier ran. `job` and `stages` are not used.
+        `directory` is the output of the job. Keys are ``rows_read``, ``left_out`` (numbers of
+        unreadable files, lines and rows), ``empty_files``, ``textless`` (rows by file, for files
+        without text), ``warnings`` and ``problems``. Empty if no classifier ran. `job` and `stages`
+        are not used.
         """
         try:
             report = report_of(directory.below(f"{FOLDER}/{SCORED}"))
@@ -270,7 +271,8 @@ def _scoring(job: RecipeJob) -> Chain:
 def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
     """Read a result, such as edges of buckets, that an earlier run of the job saved.
 
-    `kind` is the class of the result. Returns None if the file is missing or damaged.
+    `kind` is the class of the result. Returns None if the file is missing, or damaged, which is
+    logged.
     """
     try:
         return kind.from_json(job.directory.read(job.recipe.ledger))

@@ -103,6 +103,8 @@ class Mix(Saved):
     ) -> Mix:
         """Count the tokens of each cell in one pass, and compute its epochs (copies of a row).
 
+        If the mixture lacks tokens because epochs are limited, a warning is logged.
+
         Parameters
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
@@ -116,7 +118,7 @@ class Mix(Saved):
             Entries such as ``{"topic": "News", "weight": 0.2}``. The cells with these values get
             ``weight`` divided by the sum of all weights as their share of the mixture, split in
             proportion to their tokens. At most one entry may match a cell; cells without an entry
-            are left out. Default: all cells in proportion to their tokens.
+            get 0 epochs. Default: all cells in proportion to their tokens.
         max_epochs : float
             Maximum number of epochs of a cell, at most 1,000.
         token_field : str
@@ -132,8 +134,9 @@ class Mix(Saved):
         Raises
         ------
         TypeError, ValueError
-            An argument is invalid, a column is missing, there are no tokens, or no cell matches a
-            weight.
+            An argument is invalid, a column is missing or of another type, there are no tokens or
+            more than 1,000 cells, or an entry of `weights` matches no cell, or a cell that another
+            entry matches.
 
         Examples
         --------
@@ -158,7 +161,7 @@ class Mix(Saved):
         """Raise ValueError unless each cell has a value per column of `by`, and valid numbers.
 
         Numbers are finite and not negative, epochs are at most `max_epochs`, and at least one cell
-        has tokens.
+        has tokens. `tokens` and `max_epochs` must be valid settings of `MixSettings`.
         """
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, cell in self.cells.items():
@@ -247,7 +250,7 @@ class Mix(Saved):
         return [_COLUMNS, *(_line(*pair) for pair in self.cells.items())]
 
     def notes(self) -> list[str]:
-        """Return sentences to show below the table: tokens used, and tokens that are missing."""
+        """Return sentences to show below the table: tokens used, and tokens missing, if any are."""
         total = sum(cell.tokens for cell in self.cells.values())
         used = self.tokens - self.missing
         notes = [f"{short_number(used)} tokens of {short_number(total)} that there are."]
@@ -261,8 +264,8 @@ class Mix(Saved):
     def pictures(self) -> list[tuple[str, float, float]]:
         """Return each cell's name and two bars: its tokens in the corpus, and its tokens `asked`.
 
-        Both numbers are from 0 to 1, relative to the largest number of tokens of all cells. `asked`
-        tokens may be more than the mixture has, because epochs are limited.
+        Bars are fractions, 0 to 1, of the largest of these numbers over all cells. `asked` tokens
+        may be more than the mixture has, because epochs are limited.
         """
         cells = self.cells.items()
         most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))
@@ -303,9 +306,9 @@ class SelectedCell:
     Attributes
     ----------
     planned_rows : int
-        Rows in the corpus that the mixture was planned for.
+        Rows of the cell in the corpus that the mixture was planned for.
     rows, tokens : int
-        Rows and tokens that were selected.
+        Rows and tokens of the cell that were selected.
     epochs : float
         Epochs in the mixture; 0 for a cell that it does not have.
     given : float
@@ -313,7 +316,7 @@ class SelectedCell:
     asked : float
         Tokens that the mixture should have of this cell.
     missing : float
-        Tokens that the selection lacks.
+        Tokens that the selection lacks: `asked` minus `given`, or 0 if this is less than 1.
     """
 
     planned_rows: int
@@ -355,7 +358,7 @@ class MixComparison:
     def as_dict(self) -> dict[str, Any]:
         """Return ``{"cells": {cell: attributes of its SelectedCell}}`` for JSON.
 
-        A cell is the JSON list of its values.
+        A cell is the JSON text of the list of its values, such as ``'["News", 3]'``.
         """
         return {"cells": {group_key(name): asdict(cell) for name, cell in self.cells.items()}}
 
@@ -424,7 +427,8 @@ class MixSettings(Declared):
 
         Returns a dict from cell to (rows, tokens), sorted by cell. A cell is the JSON text of the
         list of its values, such as ``'["News", 3]'``. `compute` runs a list of delayed tasks, and
-        returns their results.
+        returns their results. Raises the errors of `check`, and ValueError for numbers of tokens
+        below 0, or more than 1,000 cells.
         """
         frame = as_dask(dataset)
         self.check(frame._meta)
@@ -438,8 +442,9 @@ class MixSettings(Declared):
         """Count the tokens of each cell (rows with equal values in `by`), and compute its epochs.
 
         Epochs are the mean number of copies of a row in the mixture. `compute` runs a list of
-        delayed tasks, and returns their results. Raises ValueError without tokens; logs a warning
-        if the mixture lacks tokens because epochs are limited.
+        delayed tasks, and returns their results. Raises the errors of `count`, and ValueError if
+        there are no tokens, or if an entry of `weights` matches no cell, or a cell that another
+        entry matches. Logs a warning if the mixture lacks tokens because epochs are limited.
         """
         counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):
@@ -457,7 +462,10 @@ class MixSettings(Declared):
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
-    """Count the rows and tokens of each cell (combination of values of `by`) in one partition."""
+    """Count the rows and tokens of each cell (combination of values of `by`) in one partition.
+
+    `columns` names the column of tokens, as its weight. Cells are JSON texts, as in `group_key`.
+    """
     codes, cells = cells_of(frame, by)
     refuse_many(cells)
     weights = columns.weights(frame)
@@ -482,9 +490,10 @@ def _added(parts: Iterable[Counts]) -> Counts:
 def _matched(
     entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
-    """Return the weight of each entry, and the cells that have the values in the entry.
+    """Return the weight of each entry, and the cells (JSON texts) that have the entry's values.
 
-    An entry is a dict such as ``{"topic": "News", "weight": 0.2}``.
+    An entry is a dict such as ``{"topic": "News", "weight": 0.2}``. Raises ValueError if one
+    matches no cell, or a cell that another entry matches.
     """
     owners: dict[str, dict[str, Any]] = {}
     matched = []

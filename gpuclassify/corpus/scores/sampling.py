@@ -1,10 +1,10 @@
 """Draw stratified samples by hash, with weights.
 
-A row's random number is a hash of the seed and its id, or its file and row number. A stratum's
-sample has the rows with the smallest numbers, so that it does not depend on partitions and order,
-and a new row replaces at most one other. To prefer rows near a score, their numbers are divided by
-their nearness, which is priority sampling: N. Duffield, C. Lund and M. Thorup, Journal of the ACM
-54 (2007), 32.
+A row's random number is a hash of the seed and its id, or its file and its position in the file. A
+stratum's sample has the rows with the smallest numbers, so that it does not depend on partitions
+and order, and a new row replaces at most one other. To prefer rows near a score, their numbers are
+divided by their nearness, which is priority sampling: N. Duffield, C. Lund and M. Thorup, Journal
+of the ACM 54 (2007), 32.
 """
 
 from __future__ import annotations
@@ -49,30 +49,33 @@ logger = logging.getLogger(__name__)
 
 MOST_STRATA = 10_000
 WIDTH_SHARE = 0.1  # default width, relative to the score
-# Columns of candidates. AT is the row number in a file, or the key of a frame's row.
+# Columns of candidates. AT is a row's position in its file (the row number in Parquet, or else the
+# byte offset of its line), or the key of a frame's row.
 STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "at"
 
 
 class Candidates(NamedTuple):
-    """Rows of some partitions that may be in the sample, and the number of all rows per stratum.
+    """Rows of some partitions that may be in the sample, and their number of rows per stratum.
 
-    Columns of ``rows`` are stratum, random number, hash of the id, partition, and identity within
-    the partition. Rows without a score are in neither, but counted in ``unscored``.
+    ``rows`` has at most n + 1 rows of each stratum, and ``counts`` is of all rows. Columns of
+    ``rows`` are stratum, random number, hash of the id (or of file and position), partition, and
+    identity within the partition. Rows without a finite score are in neither, but counted in
+    ``unscored``.
     """
 
     rows: pd.DataFrame
     counts: pd.Series  # rows by stratum
-    unscored: int = 0  # rows without a score
+    unscored: int = 0  # rows without a finite score
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings of a stratified sample with `n` rows per stratum.
+    """Settings of a stratified sample with at most `n` rows per stratum.
 
     A stratum is the rows with equal values in the columns `by`. Rows whose value in the column
     `near` is close to `score` are more likely to be drawn; at the distance `width` from it, they
     are half as likely. None in place of `near` makes all rows equally likely. `id_field` is the
-    column of ids, None to identify rows by file and row number. `seed` is the seed of the hash, and
+    column of ids, None to identify rows by file and position. `seed` is the seed of the hash, and
     `select` a condition that rows of files must meet.
     """
 
@@ -106,14 +109,17 @@ class Draw:
             )
 
     def keys(self, frame: Frame) -> np.ndarray:
-        """Return the hash of the seed and each row's id, uint64 (rows,)."""
+        """Return the hash of the seed and each row's id, uint64 (rows,); `id_field` must be set.
+
+        Raises ValueError for a row without an id.
+        """
         return id_keys(str(self.seed), frame, str(self.id_field))
 
     def sizes(self, frame: Frame) -> np.ndarray:
         """Return the relative probability to draw each row, float64 (rows,), from 0 to 1.
 
-        It is 1 at the score that rows should be near, or everywhere if there is no such score, and
-        NaN for rows without a score.
+        It is 1 at the score that rows should be near, or everywhere if there is no such score. It
+        is NaN for rows without a score, and 0 for infinite scores.
         """
         if self.near is None:
             return np.ones(len(frame))
@@ -121,11 +127,12 @@ class Draw:
         return 1 / (1 + np.abs(values - self.score) / self.width)
 
     def candidates(self, frame: Frame, keys: np.ndarray, part: int, at: np.ndarray) -> Candidates:
-        """Return the first `n` + 1 rows of each stratum in a frame, by random numbers from `keys`.
+        """Return the `n` + 1 rows of each stratum in a frame that have the smallest random numbers.
 
-        `keys` are hashes of the rows' ids, uint64 (rows,). `part` and `at`, the index of the
-        partition and each row's identity in it, become columns of the candidates. Rows without a
-        score are only counted.
+        The numbers are made from `keys`, hashes of the rows' ids, uint64 (rows,). `part` and `at`,
+        the index of the partition and each row's identity in it, become columns of the candidates.
+        Rows without a finite score are only counted. Raises ValueError if there are more than
+        10,000 strata.
         """
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)
@@ -140,7 +147,8 @@ class Draw:
     def join(self, parts: Sequence[Candidates]) -> Candidates:
         """Join candidates of several partitions, keeping the first `n` + 1 rows of each stratum.
 
-        Rows of a stratum are ordered by their random numbers.
+        Rows of a stratum are ordered by their random numbers. Raises ValueError if there are more
+        than 10,000 strata.
         """
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
         refuse_many(counts.index, MOST_STRATA)
@@ -190,10 +198,11 @@ def sample(
 ) -> pd.DataFrame:
     """Draw a stratified sample, with weights that describe the whole dataset.
 
-    Rows are selected by a hash of the seed and their ids (or files and row numbers), so partitions
+    Rows are selected by a hash of the seed and their ids (or files and positions), so partitions
     and their order do not matter; new rows may replace others. A finer sample, with more columns in
     `by` or a larger `n`, contains all rows of a coarser one. The dataset is read once without its
-    texts; then the texts of the drawn rows are read.
+    texts. Then all columns are read, but only from row groups, ranges of lines or partitions that
+    have drawn rows.
 
     Parameters
     ----------
@@ -205,14 +214,16 @@ def sample(
         Columns, such as the label and the source. A stratum is the rows with the same values in
         these columns; null is a value.
     near : str, optional
-        Column of numbers: rows near `score` are more likely. Rows without a number are left out.
+        Column of numbers: rows near `score` are more likely. Rows without a finite number are left
+        out, and counted in Python's log.
     score : float
         Number in the column `near`, such as a threshold in question.
     width : float, optional
-        Distance from `score` at which a row is half as likely as at `score`. Default:
-        a tenth of `score`.
+        Distance from `score` at which a row is half as likely as at `score`. Default: a tenth of
+        `score`. Required with `near` if `score` is 0.
     id_field : str, optional
-        Column of unique ids, required for a frame. Default: file and row number identify a row.
+        Column of unique ids, required for a frame. Default: a row is identified by its file, and
+        its row number (Parquet) or the byte offset of its line.
     weight_field : str
         New column: the number of rows of the dataset that each row represents, which is one over
         its probability to be drawn.
@@ -232,8 +243,9 @@ def sample(
     Raises
     ------
     TypeError, ValueError
-        A column is missing or of another type, two rows have the same id, there are more than
-        10,000 strata, or no rows.
+        An argument is invalid, a column is missing or of another type, `weight_field` exists
+        already, a row has no id, two drawn rows have the same id, there are more than 10,000
+        strata, or no rows.
 
     Examples
     --------
@@ -287,11 +299,13 @@ def draw_rows(
     select: Select | None = None,
     on_error: OnError = "raise",
 ) -> pd.DataFrame:
-    """Draw `n` rows of files at random, without weights, and return them in the order of the files.
+    """Draw up to `n` rows of files at random; return them in the order of the files.
 
-    `select` is a condition that all drawn rows meet; None draws from all rows. The same rows are
-    drawn as by `sample` without strata. Texts of other rows are not read. With `on_error`
-    "quarantine", unreadable rows are left out instead of raising.
+    They have all columns, and no weights. All rows are returned if there are fewer. `select` is a
+    condition that all drawn rows meet; None draws the same rows as `sample` with this `seed` and
+    without strata. Texts are read only from row groups or ranges of lines that have drawn rows,
+    unless `select` needs them. With `on_error` "quarantine", unreadable rows are left out instead
+    of raising.
     """
     draw = Draw(n, (), None, 0.0, 1.0, None, seed, select)
     with left_out_logged():
@@ -308,7 +322,10 @@ def _first(rows: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 class _Files:
-    """Rows of files to draw from, identified by file (or range of a file) and row number."""
+    """Rows of files to draw from, identified by file (or range of a file) and position in the file.
+
+    A position is a row number in Parquet, or the byte offset of a line.
+    """
 
     def __init__(self, reader: FileReader, on_error: OnError) -> None:
         self.source, self.on_error = reader.find_parts(on_error), on_error
@@ -406,7 +423,10 @@ def _candidates_of_part(
 
 
 class _Partitions:
-    """Rows of a Dask frame to draw from, identified by partition and hash of the id."""
+    """Rows of a frame to draw from, identified by Dask partition and hash of the id.
+
+    Raises ValueError if the sample has no column of ids.
+    """
 
     def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
         if draw.id_field is None:

@@ -34,8 +34,9 @@ _PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
 class Saved:
     """Base class of frozen dataclasses that are saved as JSON with a digest of their values.
 
-    Fields hold plain values. A field of type ``Mapping[Any, ...]`` may have keys such as None, 1 or
-    tuples, which become JSON texts in the file.
+    Fields hold texts, numbers, bools or None, or lists, mappings and dataclasses of these. A field
+    of type ``Mapping[Any, ...]`` may have keys such as None, 1 or tuples, which become JSON texts
+    in the file.
     """
 
     what: ClassVar[str]  # description of the content, for errors
@@ -72,7 +73,8 @@ class Saved:
         FileNotFoundError
             There is no such file.
         ValueError
-            The file has other content, or its values were changed.
+            The file has other content, or values that do not match its digest. A file without a
+            digest is accepted.
         """
         store = open_store(path, storage_options)
         with store.reading() as file:
@@ -98,7 +100,8 @@ class Saved:
     def from_json(cls, content: bytes) -> Self:
         """Create an object from the content of a file that `save` wrote.
 
-        Raises ValueError if the content is invalid, or if its values do not match the digest in it.
+        Raises ValueError if the content is invalid, or if its values do not match its digest.
+        Content without a digest is accepted.
         """
         try:
             values = json.loads(content)

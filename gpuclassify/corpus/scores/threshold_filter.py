@@ -61,7 +61,7 @@ class ApplyThresholds(Declared, RowFilter):
         """Load the thresholds if they are a path, and check the names of the new columns.
 
         Raises ValueError if both columns have the same name, or if `probability_field` is set, but
-        the thresholds have no calibration.
+        the thresholds have no calibration. Raises the errors of `Thresholds.load`.
         """
         if not isinstance(self.thresholds, Thresholds):
             self._set("_file", redacted(str(self.thresholds)))
@@ -113,7 +113,10 @@ class ApplyThresholds(Declared, RowFilter):
         return pa.schema(fields)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, by name; a digest stands for the thresholds."""
+        """Return the settings that change results, by name; a digest stands for the thresholds.
+
+        Score, column of groups and target of the thresholds are added, for people.
+        """
         known = self.thresholds
         about = {"score": known.score, "by": known.by, known.target: known.value}
         return {**about, **super().identity(), "thresholds": known.digest()}
@@ -133,10 +136,10 @@ class ApplyThresholds(Declared, RowFilter):
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Add the columns of decision and probability, if named, and drop rows below thresholds.
+        """Return a frame with the columns of decision and probability, if named, and the rows kept.
 
-        `frame` is a pandas or cudf frame. No row is dropped if `keep_field` is set. `meta_dtypes`
-        is not used.
+        `frame` is a pandas or cudf frame, and is not changed. No row is dropped if `keep_field` is
+        set. `meta_dtypes` is not used.
         """
         plain = to_pandas(frame[[*self.read_fields]])
         keep, schema = self._keep(plain), self.schema()
@@ -152,14 +155,16 @@ class ApplyThresholds(Declared, RowFilter):
     def choose(self, columns: pa.Table) -> np.ndarray:
         """Return the mask of rows whose score reaches their group's threshold, bool (rows,).
 
-        `columns` has the columns of scores and groups.
+        `columns` has the columns of scores and groups. Within a job, rows read and dropped are
+        added to the job's counts.
         """
         return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
-        """Return the mask of rows to keep, bool (rows,); if a job runs, count them for its report.
+        """Return the mask of rows whose score reaches their group's threshold, bool (rows,).
 
-        `frame` is a pandas frame with the columns of scores and groups.
+        `frame` is a pandas frame with the columns of scores and groups. Within a job, rows read and
+        dropped are added to the job's counts, unless `keep_field` keeps all rows.
         """
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)

@@ -66,7 +66,8 @@ class GroupThreshold:
     Attributes
     ----------
     rows, positives : int
-        Labelled rows with a score, and the rows among them with a positive label.
+        Labelled rows with a score and a weight above 0, and the rows among them with a positive
+        label.
     threshold : float, optional
         Minimum score to keep; None if no score reaches the target.
     interval : list of float or None
@@ -84,8 +85,9 @@ class GroupThreshold:
         points of a piecewise linear function, or ``slope`` and ``intercept`` of a sigmoid. None if
         no calibration was asked for.
     reliability : list of [float, float, float, float, int]
-        Ten bins of rows: mean probability, predicted from other rows, share of rows with a positive
-        label, both ends of its interval, and number of rows.
+        At most ten bins of rows, by ascending probability: mean probability, predicted from other
+        rows, share of rows with a positive label, both ends of its 95% interval, and number of
+        rows. Empty without a calibration.
     """
 
     rows: int
@@ -166,10 +168,12 @@ class Thresholds(Saved):
     ) -> Self:
         """Find the threshold of each group from labelled rows, in one pass.
 
-        Rows with a score of at least the threshold are kept. The threshold is the lowest score with
-        at least the asked `precision`, or the highest score with at least the asked `recall` or
-        `keep_share`. It is exact, and does not depend on partitions or the order of rows. Only
-        scores and labels are read, and held in this process: some ten bytes per row.
+        Rows with a score of at least the threshold are kept. The threshold is the lowest score at
+        which kept rows have at least the asked `precision`, or the highest score at which they have
+        at least the asked `recall` or `keep_share`. It is exact, and does not depend on partitions
+        or the order of rows. If only some groups reach the target, the others get the threshold
+        None, and a warning is logged. Only the columns named here are read, and held in this
+        process: some ten bytes per row.
 
         Parameters
         ----------
@@ -197,6 +201,7 @@ class Thresholds(Saved):
         cautious : bool
             Take the conservative end of each interval, the higher one for a precision and the lower
             one for a recall, so that the target is met with 97.5% confidence instead of about 50%.
+            Not for `keep_share`.
         min_labels : int
             Minimum labelled rows of a group, with at least one positive and one other label.
         small_groups : {"refuse", "pool"}
@@ -215,8 +220,9 @@ class Thresholds(Saved):
         Raises
         ------
         TypeError, ValueError
-            An argument is invalid, a column is missing, no row has both a score and a label, all
-            labels are the same, groups have too few, or no group reaches the target.
+            An argument is invalid, a column is missing or of another type, no row has both a score
+            and a label, all labels or none are positive, a group has too few and is not pooled, or
+            no group reaches the target.
 
         Examples
         --------
@@ -295,16 +301,16 @@ class Thresholds(Saved):
     def of_groups(self) -> dict[str, GroupThreshold]:
         """Return the threshold of each group by the group's value as JSON.
 
-        The threshold of pooled groups (those with too few labels), if any, is last, with the key
-        "all others".
+        Without a column of groups, the only key is "null". The threshold of pooled groups (those
+        with too few labels), if any, is last, with the key "all others".
         """
         pooled = {POOLED: self.pooled} if self.pooled else {}
         return {group_key(value): group for value, group in self.groups.items()} | pooled
 
     def of_group(self, value: Any) -> GroupThreshold | None:
-        """Return the threshold for rows with this value in the column `by`.
+        """Return the `GroupThreshold` for rows with this value in the column `by`.
 
-        A group without a threshold of its own gets the pooled one; None if groups were not pooled.
+        A value that is not in `groups` gets the pooled one, or None if groups were not pooled.
         """
         return self.groups.get(group_value(group_key(value)), self.pooled)
 
@@ -367,9 +373,10 @@ class _LabelColumns:
     def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
         """Return labelled rows by group, and the number of rows left out.
 
-        Rows without a label, a score or a weight above 0 are left out. A group's key is its value
-        as JSON text, such as ``'"de"'``; "null" without a column of groups. Raises ValueError if no
-        row is left, or if all or none have a positive label.
+        Rows without a label, a finite score or a weight above 0 are left out. A group's key is its
+        value as JSON text, such as ``'"de"'``; "null" without a column of groups. Its rows are
+        sorted by descending score. Raises ValueError if no row is left, or if all or none have a
+        positive label; TypeError or ValueError if a column is missing or of another type.
         """
         frame = as_dask(labelled)
         names = [*filter(None, [self.label, self.weight])]
@@ -399,8 +406,9 @@ class _LabelColumns:
     def part(self, frame: Frame) -> PartRows:
         """Read the labelled rows of one partition.
 
-        Returns the rows by group, in any order, the number of rows without label, score or weight,
-        and some of the labels as text.
+        Returns the rows by group, unsorted, the number of rows without label, finite score or
+        weight above 0, and up to ten of the labels as text. Raises TypeError or ValueError for
+        labels or weights that cannot be used.
         """
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
@@ -423,7 +431,10 @@ class _LabelColumns:
         return by_group, int((~is_used).sum()), labels
 
     def _refuse_others(self, column: Any) -> None:
-        """Raise TypeError unless labels are true and false, or 1 and 0, or null."""
+        """Raise TypeError unless labels are true and false, or 1 and 0, or null.
+
+        A column with a dtype of text is refused even if all labels are null.
+        """
         known = column.dropna()
         others = known[~known.isin([0, 1])].unique()[:MOST_NAMED].tolist()
         if others or (column.dtype.kind in "OU" and column.dtype != object):
@@ -450,7 +461,7 @@ class _Sums(NamedTuple):
 
     @classmethod
     def of(cls, weights: np.ndarray | None, mask: np.ndarray | None, last: np.ndarray) -> _Sums:
-        """Sum the weights of rows, sorted by descending score, up to each index in `last`.
+        """Sum the weights of rows, sorted by descending score, up to and with each index in `last`.
 
         Without `weights` each row counts 1, and without `mask` all rows count.
         """
@@ -466,9 +477,11 @@ def _fit_group(
 ) -> GroupThreshold:
     """Find a group's minimum score to keep so that `target`, such as "precision", reaches `value`.
 
-    It is the lowest such score for "precision", else the highest. With `cautious`, the lower end of
-    the target's 95% interval must reach `value`. The threshold's interval ends where `value` leaves
-    the target's. `calibration`, "isotonic" or "sigmoid", also fits probabilities; None does not.
+    It is the lowest such score for "precision", else the highest. `rows` are sorted as by
+    `Labelled.of`. With `cautious`, the lower end of the target's 95% interval must reach `value`.
+    The ends of the threshold's interval are found by the same rule from the ends of the target's
+    interval. If no score reaches `value`, threshold or end is None. `calibration`, "isotonic" or
+    "sigmoid", also fits probabilities; None does not.
     """
     # Last row of each distinct score, because rows with equal scores are kept together.
     last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))
@@ -580,7 +593,10 @@ def _unreached(target: str, value: float, cautious: bool, groups: Iterable[Group
 
 
 def _counts(few: Mapping[Any, Sequence[int]]) -> str:
-    """Format groups with their numbers of labelled and positive rows, smallest first."""
+    """Format groups with their numbers of labelled and positive rows, smallest first.
+
+    Up to ten groups are named; the others are counted.
+    """
     counts = ((group_key(value), pair) for value, pair in few.items())
     ordered = sorted(counts, key=lambda pair: (pair[1][0], pair[0]))
     shown = ", ".join(

@@ -42,7 +42,9 @@ Key = tuple[str, str]  # column, and group as `group_key` returns it
 class ScoreColumns:
     """Names of a frame's score columns, and of its columns of row weights and groups.
 
-    Scores of float32 or float16 are read and sorted as float32, others as float64.
+    Scores of float32 or float16 are read and sorted as float32, others as float64. `weight` may
+    also be "bytes", the length of the text in UTF-8; None gives each row the weight 1. Without
+    `by`, all rows are one group. `text_field` is read only for the weight "bytes".
     """
 
     names: tuple[str, ...]
@@ -58,9 +60,10 @@ class ScoreColumns:
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError or TypeError unless a frame has these columns with the right types.
+        """Raise ValueError unless a frame has each column once, and TypeError for a wrong type.
 
-        The frame may have no rows.
+        Scores must be numbers, and weights integers; for the weight "bytes", the text must be
+        strings. Groups must have values that can be grouped. The frame may have no rows.
         """
         require_columns(frame, self.needed)
         for name in self.names:
@@ -87,9 +90,9 @@ class ScoreColumns:
         return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
 
     def weights(self, frame: Frame) -> np.ndarray:
-        """Return the weight of each row, int64 (rows,): 1 if no weights are set.
+        """Return the weight of each row, int64 (rows,): 1 if `weight` is None.
 
-        Null has the weight 0. Raises ValueError for weights below 0.
+        A null weight, or a null text, gives 0. Raises ValueError for weights below 0.
         """
         if self.weight is None:
             return np.ones(len(frame), np.int64)
@@ -105,7 +108,8 @@ class ScoreColumns:
     def groups(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
         """Return the index of each row's group, int64 (rows,), and each group's value as JSON.
 
-        Without a column of groups, all rows are in one group, "null".
+        Rows with null are in the group "null", and without a column of groups all rows are. Raises
+        TypeError for values that make no groups, such as lists.
         """
         if self.by is None:
             return np.zeros(len(frame), np.int64), [ALL]
@@ -151,7 +155,7 @@ def group_key(value: Any) -> str:
     """Return a group's value as JSON, so that 1, "1" and null are distinct.
 
     1.0 becomes 1, because pandas converts whole numbers to floats in a column with null. A tuple of
-    values becomes a list.
+    values becomes a list. Values that JSON lacks, such as dates, become texts.
     """
     if isinstance(value, tuple):
         return f"[{', '.join(map(group_key, value))}]"
@@ -190,15 +194,16 @@ def weighted_quantiles(
 ) -> dict[str, dict[str, list[float]]]:
     """Find the smallest scores whose cumulative weights reach `ranks`, for each column and group.
 
-    `ranks` is a function from a group's total weight to these cumulative weights. For ``ranks =
-    ceil(share * total)`` the scores are the quantiles ``numpy.quantile(scores, shares,
-    weights=weights, method="inverted_cdf")``, without numpy's rounding errors. Null and NaN are
-    ignored. The dataset is read twice for columns of float32, and four times for others, or more
-    often if a pass would need more than `most_sums` sums of weights. `compute` is a function that
-    computes Dask's delayed tasks.
+    `ranks` is a function from the total weight of a group's scores in a column to these cumulative
+    weights, whole numbers from 1 to the total. For ``ranks = ceil(share * total)`` the scores are
+    the quantiles ``numpy.quantile(scores, shares, weights=weights, method="inverted_cdf")``,
+    without numpy's rounding errors. Null and NaN are ignored. The dataset is read twice for columns
+    of float32, and four times for others, or more often if a pass would need more than `most_sums`
+    sums of weights. `compute` is a function from a list of Dask's delayed tasks to their results.
 
-    Returns the scores by column and group (its value as JSON), without groups of weight 0. Raises
-    the errors of `ScoreColumns` and `add_sums`.
+    Returns a dict by column of dicts by group (its value as JSON), each with a list of the scores,
+    in the order of the ranks. Groups without ranks or of weight 0 are absent. Raises the errors of
+    `ScoreColumns` and `add_sums`.
     """
     frame = as_dask(dataset)
     columns.check(frame._meta)
@@ -278,7 +283,10 @@ class _Search:
     ranks: np.ndarray  # int64 (ranks,): its rank among the numbers with this prefix
 
     def descend(self, sums: _Weights, width: int) -> None:
-        """Extend the known prefix of each quantile by `width` bits, from the sums of a pass."""
+        """Extend the known prefix of each quantile by `width` bits, from the sums of a pass.
+
+        Changes `digits` and `ranks` of this object.
+        """
         reached = np.concatenate([[0], np.cumsum(sums.weights)])
         begins = sums.digits >> np.uint64(width)
         before = reached[np.searchsorted(begins, self.digits)]  # weight of lower prefixes
@@ -299,8 +307,8 @@ def part_sums(
     """Sum one partition's weights for each prefix of the scores' bits, by column and group.
 
     Prefixes have `known` + `width` bits. Only scores whose first `known` bits are in `begins`,
-    uint64 by column and group, are summed. If there are more than `most_sums` sums, prefixes are
-    shorter.
+    uint64 by column and group, are summed; if `known` is 0, all are. If there are more than
+    `most_sums` sums, prefixes are shorter. Raises ValueError as `add_sums` does.
     """
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
@@ -323,8 +331,8 @@ def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
     """Add partitions' sums of weights by column, group of rows, and prefix of the scores' bits.
 
     `parts` are results of `part_sums`. Their prefixes are cut to the shortest length among the
-    parts, and further while there are more than `most_sums` sums. Raises ValueError for too many
-    groups, or too large weights.
+    parts, and further while there are more than `most_sums` sums. Raises ValueError for more than
+    `MOST_GROUPS` groups, and if the weights of a group add up to more than `MOST_WEIGHT`.
     """
     width = min(part.width for part in parts)
     pieces: dict[Key, list[_Weights]] = {}
