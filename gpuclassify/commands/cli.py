@@ -131,7 +131,8 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         """Run the command; if it fails, print a message without a traceback, and exit with a code.
 
-        With --debug, unexpected errors are raised with their traceback.
+        With --debug, unexpected errors are raised with their traceback. After a signal, the code is
+        128 plus the signal's number.
         """
         try:
             with end_on_signals():

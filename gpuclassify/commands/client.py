@@ -29,11 +29,12 @@ ROW_BYTES = 20  # memory per byte of a file, which may be compressed
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
-    """Run the job that `prepare` returns, on a cluster or in this process; return its `JobSummary`.
+    """Run the job that `prepare` returns, on a cluster or in this process; return its result.
 
-    A cluster is started only if work is left to do, and this process cannot do it (`runs_here`).
-    `cluster` has the cluster settings of `JobSettings` by name. `restart` says whether --restart
-    was passed, which changes the message after an interrupt.
+    The result is a `JobSummary`, or the recipe's own kind of summary. A cluster is started only if
+    work is left to do, and this process cannot do it (`runs_here`). `cluster` has the cluster
+    settings of `JobSettings` by name. `restart` says whether --restart was passed, which changes
+    the message after an interrupt.
     """
     from gpuclassify.jobs.stages import as_chain
 
@@ -64,10 +65,11 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
 def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) -> bool:
     """Return whether to run the job in this process, which starts faster than a cluster.
 
-    True if the input is small, models and rows fit into a quarter of free memory, and the settings
-    `cluster` (of `JobSettings`, by name) ask for no cluster. Slow `stages`, such as neural
-    networks, run here only if the input is a single part (piece that one task reads) and there is
-    no GPU.
+    True if the input is small (64 MiB as a single part, else 32 MiB), models and rows fit into a
+    quarter of free memory, and the settings `cluster` (of `JobSettings`, by name) ask for no
+    cluster and for pandas frames. A part is a piece that one task reads. Slow `stages`, such as
+    neural networks, run here only if the input is a single part and there is no GPU. False if the
+    size of the input or of a model is unknown.
     """
     is_open = (cluster["cluster"], cluster["backend"]) == ("auto", "pandas")
     is_open = is_open and not any(cluster[name] for name in ("cluster_options", "scheduler"))
@@ -109,9 +111,10 @@ def open_client(
 
     `settings` holds ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend`` of
     `JobSettings`. `progress` shows the current step. `parts` is the number of parts (pieces of the
-    input, one per task): a job of a single part gets one worker, with all cores. Raises ValueError
-    or FileNotFoundError if settings contradict each other, name something that does not exist, or
-    need more than this machine has.
+    input, one per task): a job of a single part gets one worker on this machine, with all cores,
+    unless the settings have a number of workers. Raises ValueError or FileNotFoundError if settings
+    contradict each other, name something that does not exist, or need more than this machine has,
+    and NoSchedulerError if the scheduler does not answer.
     """
     from gpuclassify.cluster import get_client
     from gpuclassify.cluster.sizing import ImpossibleClusterError

@@ -54,8 +54,9 @@ WRONG_CALL = (
 def wrong_call_exits() -> Iterator[None]:
     """Convert errors of the library's checks in the block to click's usage errors (exit code 2).
 
-    Errors of broken input files are not converted, because the command was called correctly. With
-    --debug, no error is converted.
+    These are the types in `WRONG_CALL`. Messages name options instead of arguments, unless --config
+    was passed. Errors of broken input files are not converted, because the command was called
+    correctly. With --debug, no error is converted.
     """
     try:
         yield
@@ -189,8 +190,8 @@ def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
 def end_at_once(number: int, message: str) -> NoReturn:
     """Kill the children of multiprocessing, print the message, and exit without Python's cleanup.
 
-    The exit code is 128 plus `number`, the signal's number. Python's normal exit would wait for
-    threads that never end, and abort with threads of C++ libraries.
+    The message goes to stderr. The exit code is 128 plus `number`, the signal's number. Python's
+    normal exit would wait for threads that never end, and abort with threads of C++ libraries.
     """
     import multiprocessing
 
@@ -222,9 +223,10 @@ def error_text(error: BaseException) -> str:
 
 
 def quiet_dask() -> None:
-    """Hide Dask's log messages, except with --debug.
+    """Hide Dask's log messages below the level critical, or below info with --debug.
 
-    Call it before distributed is imported, which reads these settings, here and in new workers.
+    It sets Dask's configuration and environment variables. Call it before distributed is imported,
+    which reads these settings, here and in new workers.
     """
     import dask
 

@@ -145,8 +145,9 @@ def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
     """Run `script` in a new Python process, to import torch and return facts about it.
 
     The dict is the JSON on the last line that `script` prints: ``version``, ``cuda`` (the CUDA
-    version that torch is built for), ``devices`` and further entries. If the import fails, the dict
-    has only ``error``, the reason.
+    version that torch is built for, or None), ``devices`` (number of GPUs), ``threads`` and
+    ``cpu``. If the import fails, or takes more than 120 seconds, the dict has only ``error``, the
+    reason.
     """
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:

@@ -165,7 +165,10 @@ def _counted(
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the file of --weights, a YAML list of dicts such as ``{topic: News, weight: 0.2}``."""
+    """Read the file of --weights, a YAML list of dicts such as ``{topic: News, weight: 0.2}``.
+
+    Raises ValueError if there is no such file, or it holds anything else. Keys are not checked.
+    """
     import yaml  # type: ignore[import-untyped]
 
     example = "a list such as - {topic: News, weight: 0.2}"

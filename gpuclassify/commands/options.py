@@ -111,7 +111,7 @@ class JobCommand(click.Command):
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's options into its help, under the heading of each option's group.
 
-        Options without a group come last.
+        Options without a group come last. The group `hidden_group` is left out.
         """
         parameters = self.get_params(context)
         own = [getattr(option, "group", "Options") for option in parameters]
@@ -166,9 +166,9 @@ def option_of(
     """Make a command-line option from an argument's type, default and docstring.
 
     `target` is the class or function with the argument `name`, and `group` the heading in the help.
-    An option that is not passed is None or, with `has_default`, the argument's default; the option
-    is then required if the argument has no default. `attributes` are arguments of `click.Option`
-    that override the derived ones; ``flags`` are the option's names.
+    An option that is not passed is None, () if it is repeatable or, with `has_default`, the
+    argument's default; the option is then required if the argument has no default. `attributes` are
+    arguments of `click.Option` that override the derived ones; ``flags`` are the option's names.
     """
     declared = {f.name: f.metadata for f in fields(target)} if is_dataclass(target) else {}
     metadata: Mapping[str, Any] = declared.get(name, {})
@@ -387,9 +387,10 @@ def command_line(context: click.Context) -> str:
 def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """Split a command's paths into ``input``, a list, and ``output``, the last path.
 
-    `options` are the command's options: with --config, the input may be in the settings file
-    instead. Raises ValueError if a path is missing, or is "-", which means standard input
-    elsewhere.
+    `options` are the command's options: with --config, paths may be in the settings file instead;
+    a missing output is None. Raises ValueError if the input is missing without --config, or if a
+    path is "-", which means standard input elsewhere. If a command that has --config gets no path
+    at all, `JobSettings.of` raises the error.
     """
     if "-" in paths:
         raise ValueError(
@@ -407,9 +408,10 @@ def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str,
 def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | None:
     """Read a job's settings from the file of --config and the command line, which overrides it.
 
-    `options` are the values of the command's options, and `paths` are ``input`` and ``output``; a
-    command that only plans has no output. With --dump-config, the settings are written to a file,
-    and the result is None.
+    `options` are the values of the command's options, and `paths` are ``input`` and ``output``;
+    without the argument ``output``, none is required. With --dump-config, the settings are written
+    to a file, and the result is None. Raises TypeError or ValueError if a setting is invalid or
+    missing.
     """
     from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
@@ -566,9 +568,10 @@ def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
 def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any:
     """Convert the texts passed for an option to a setting of the type hint `hint`.
 
-    None if there are no texts. With a `form`, such as "LABEL=TEXT", they become a dict, or a list
-    if none has "=" and `hint` allows a list. Else `hint` decides: a list, a dict of numbers (from
-    LABEL=NUMBER), or one number or text; several texts for one value raise ValueError.
+    None if there are no texts. With a `form`, such as "LABEL=TEXT", they become a dict (of lists if
+    `hint` asks for these), or a list if none has "=" and `hint` allows a list. Else `hint` decides:
+    a list, a dict of numbers (from LABEL=NUMBER), or one number or text; several texts for one
+    value raise ValueError. A list for a hint with bool has True and False for "true" and "false".
     """
     if not texts:
         return None
@@ -629,7 +632,10 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
 def _named(
     option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
 ) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each text, split at "=" by `cut`; errors say to pass `form`."""
+    """Yield name and value of each text, split at "=" by `cut`.
+
+    Raises ValueError if there is no "=", or no name; the message asks for `form`.
+    """
     for setting in settings:
         name, equals, value = cut(setting, "=")
         if not equals or not name:

@@ -95,8 +95,8 @@ def first_texts(
 
     If the stream begins with a brace, its lines are JSON objects, which `reader` parses (default: a
     `FileReader` without settings). Else each line is a plain text, and is stored in each of the
-    `columns`. `on_error` is "raise", or "quarantine" to leave out broken lines of JSON. Plain text
-    that is not UTF-8 raises BrokenInputError.
+    `columns`. Blank lines are skipped. `on_error` is "raise", or "quarantine" to leave out broken
+    lines of JSON. Plain text that is not UTF-8 raises BrokenInputError in both cases.
     """
     import pyarrow as pa
 
@@ -133,7 +133,10 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """Return the confidence column, or None, for each label column of a classifier."""
+    """Return the name of the confidence column, or None, by label column of a classifier.
+
+    Empty for classifiers that do not choose one of several labels.
+    """
     from gpuclassify.mapping.label_heads import CategoryHead
 
     return {

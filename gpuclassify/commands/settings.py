@@ -203,8 +203,8 @@ class JobSettings(Declared):
 
         ``input`` is required; so is ``output``, unless `is_plan`, for a forecast. With
         `needs_stages`, ``classifiers`` are required, too, unless ``where``, ``threshold_files``,
-        ``annotations`` or ``cluster_file`` is set. Raises the errors of the class, and ValueError
-        if a name is unknown or a required setting is missing.
+        ``annotations`` or ``cluster_file`` is set. Raises the errors of the class, TypeError if a
+        name is unknown, and ValueError if a required setting is missing.
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
@@ -220,7 +220,7 @@ class JobSettings(Declared):
         return cls(**settings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults by name, as plain values for YAML."""
+        """Return settings other than their defaults and None, by name, as plain values for YAML."""
         return {name: value for name, value in self.changed().items() if value is not None}
 
     def mappers(self) -> list[TextMapper]:
@@ -349,7 +349,9 @@ class JobSettings(Declared):
         """Return the columns to read from the input files; None means all.
 
         All are read unless the setting `fields` (--field) names columns. Then they are these
-        columns, the columns that `stages` need, and the columns in `needed` that no stage writes.
+        columns, the columns of texts of `stages` and of stages that only drop rows, the column
+        `source_field`, and the columns in `needed` that no stage writes. Other columns that stages
+        read must be in `needed`.
         """
         from gpuclassify.jobs.stages import as_chain
 
@@ -440,8 +442,8 @@ def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
     """Load the settings in a YAML file, and check the settings of `JobSettings` among them.
 
     `others` are names of further settings, such as a recipe's, which are returned unchecked. Raises
-    ValueError if the file cannot be read, is not YAML, or does not map names of settings to values,
-    and TypeError if a value has a wrong type.
+    ValueError if the file cannot be read, is not YAML, or does not map names to values, TypeError
+    if a name is unknown or a value has a wrong type, and ValueError for other invalid values.
     """
     import yaml  # type: ignore[import-untyped]
 
