@@ -1,10 +1,13 @@
-"""Versions: the package's, apart from its face so that every room can read it, and of others."""
+"""Version of this package, in a module that every folder may import, and of other packages."""
 
 __version__ = "0.1.0"
 
 
 def installed_versions(*packages: str) -> dict[str, str]:
-    """Map the name of each installed package among `packages` to its version."""
+    """Map each of `packages` (names of distributions, as for pip) that is installed to its version.
+
+    Packages that are not installed are omitted.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
