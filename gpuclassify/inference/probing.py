@@ -259,7 +259,8 @@ class ProbedModel(ABC):
         or 0.1 in other dtypes. False if a number is NaN.
         """
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
-        return bool((outputs - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
+        largest = tolerance * (1 + expected.abs().max())
+        return bool(largest.isfinite() and (outputs - expected).abs().max() <= largest)
 
 
 def backbone_of(module: nn.Module) -> nn.Module:

@@ -536,7 +536,7 @@ def find_tokenizer(
     Only checkpoints of the layouts `LINEAR_HEAD` and `OWN_MODULE` and LoRA adapters may lack a
     tokenizer. Others are returned unchanged, without a look for a tokenizer, unless `base_model` is
     passed. `base_model` overrides the one in ``config.json``; an adapter's is already in ``base``.
-    Raises CheckpointError if there is neither a tokenizer nor a base model whose name has a slash.
+    Raises CheckpointError if there is no tokenizer, and no base model outside of the checkpoint.
     """
     names_base = checkpoint.layout in (LINEAR_HEAD, OWN_MODULE) or checkpoint.base is not None
     if not (names_base or base_model is not None):
@@ -546,14 +546,16 @@ def find_tokenizer(
         return checkpoint
     if checkpoint.base is not None:
         return replace(checkpoint, tokenizer=checkpoint.base)
-    base = base_model or checkpoint.config.get("base_model") or ""
-    if "/" not in base:  # no base model, or a folder of the checkpoint
+    named = checkpoint.config.get("base_model")
+    base = base_model or (named if isinstance(named, str) else "")
+    if "/" not in base and base_model is None:
         files = hub.list_files(identity, cache_dir=cache_dir)
-        raise CheckpointError(
-            f"{identity.name} has no tokenizer among its files {some_of(files)}, and names no base "
-            "model to take one from: save it beside the model with tokenizer.save_pretrained, or "
-            "pass base_model="
-        )
+        if not base or any(file.startswith(f"{base}/") for file in files):  # the backbone's folder
+            raise CheckpointError(
+                f"{identity.name} has no tokenizer among its files {some_of(files)}, and names no "
+                "base model to take one from: save it beside the model with "
+                "tokenizer.save_pretrained, or pass base_model="
+            )
     return replace(checkpoint, tokenizer=hub.resolve(base, cache_dir=cache_dir))
 
 

@@ -238,7 +238,8 @@ def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Lay
             biases[layer] = np.atleast_1d(tensor)
     pairs = [(weights[layer], biases.get(layer)) for layer in weights]
     is_linear = all(bias is None or len(bias) == len(weight) for weight, bias in pairs)
-    if not weights or not is_linear or len(weights) + len(biases) != len(tensors):
+    is_whole = biases.keys() <= weights.keys() and len(weights) + len(biases) == len(tensors)
+    if not weights or not is_linear or not is_whole:
         described = ", ".join(f"{name} {tensor.shape}" for name, tensor in tensors.items())
         raise CheckpointError(
             f"{path} holds no head of linear layers; its tensors are {described or 'none'}. A "

@@ -126,11 +126,11 @@ def check_headers(
 
 
 def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
-    """Compare the SHA-256 of the weights in `directory` with the digest saved in ``config.json``.
+    """Compare the SHA-256 of the weights in `directory` with the digest in `checkpoint.config`.
 
-    Nothing is done without a saved digest of ``model.safetensors``. Raises CheckpointError if the
-    digests differ, or instead ModelChangedError if they differ because a model in a directory was
-    saved again since `checkpoint` was made.
+    Nothing is done if that has no digest of ``model.safetensors``. Raises CheckpointError if the
+    digests differ, or instead ModelChangedError if the model is a local one whose files have
+    changed since `checkpoint` was made.
     """
     saved = checkpoint.config.get(WEIGHTS_DIGEST)
     if saved is None or checkpoint.config.get(WEIGHTS_NAME) != WEIGHTS:

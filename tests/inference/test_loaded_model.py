@@ -55,6 +55,14 @@ def test_lengths_positions_padding_and_outputs_are_the_checkpoints(model_of, arc
     assert model.is_padding_safe("right")
 
 
+def test_infinite_outputs_are_close_to_nothing(model_of):
+    infinite, finite = torch.tensor([[np.inf, 1.0]]), torch.tensor([[5.0, 1.0]])
+    model = model_of("bert")
+    assert model.are_close(finite, finite)
+    for outputs, expected in ((finite, infinite), (infinite, finite), (infinite, infinite)):
+        assert not model.are_close(outputs, expected)
+
+
 def test_padding_on_the_left_is_found_unsafe_for_heads_that_read_the_first_column(model_of):
     safe = {name for name in ARCHITECTURES if model_of(name).is_padding_safe("left")}
 

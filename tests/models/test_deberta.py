@@ -1,5 +1,6 @@
 """Deberta: its logits, and what it saves and loads."""
 
+import contextlib
 import re
 import shutil
 
@@ -174,6 +175,8 @@ def test_the_base_models_tokenizer_serves_a_module_saved_alone(trained, tokenize
 
     found = QualityClassifier(model=folder, base_model=str(tmp_path / "base"))(frame)
 
+    with contextlib.chdir(tmp_path):  # a name without a slash is a directory, too
+        assert found.equals(QualityClassifier(model=folder, base_model="base")(frame))
     tokenizer.save_pretrained(folder)
     assert found.equals(QualityClassifier(model=folder)(frame))
 

@@ -143,6 +143,14 @@ def test_layers_of_safetensors_stand_in_the_order_of_their_numbers(tmp_path, cou
     assert_gives(tmp_path / "head", expected, width=4)
 
 
+def test_a_bias_without_a_weight_is_refused(tmp_path):
+    save_file(
+        {"a.weight": torch.ones(2, 3), "b.bias": torch.ones(2)}, tmp_path / "head.safetensors"
+    )
+    with pytest.raises(CheckpointError, match="holds no head of linear layers"):
+        convert_head(tmp_path / "head.safetensors", tmp_path / "head", labels=["a", "b"])
+
+
 def test_models_of_scikit_learn(tmp_path):
     linear_model = pytest.importorskip("sklearn.linear_model")
     values, rng = embeddings(6).numpy(), np.random.default_rng(0)

@@ -293,8 +293,10 @@ def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
     if frame[name].dtype.kind not in "fiu":
         raise TypeError(f"weight={name!r} holds {frame[name].dtype}: name a column of numbers")
     weights = ScoreColumns((name,)).values(frame, name).astype(np.float64)
-    if not ((weights > 0) & np.isfinite(weights)).all():
-        raise ValueError(f"weight={name!r} has null or {np.nanmin(weights)}: weights are above 0")
+    wrong = weights[~((weights > 0) & np.isfinite(weights))]
+    if len(wrong):
+        found = "null" if np.isnan(wrong[0]) else f"{wrong[0]:g}"
+        raise ValueError(f"weight={name!r} has {found}: weights are above 0, and finite")
     return weights
 
 
@@ -432,4 +434,4 @@ def _differing(
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     plain = frame.astype(object)
     rows: list[Any] = plain.where(plain.notna(), None).to_dict("records")
-    return rows
+    return json.loads(json.dumps(rows, default=str))  # dates and decimals become texts

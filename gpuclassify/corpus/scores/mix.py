@@ -383,6 +383,11 @@ class MixSettings(Declared):
         """
         if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
+        if WEIGHT in self.names:
+            raise ValueError(
+                f"by={self.by!r}: entries of weights= have their weight under {WEIGHT!r}, so rename "
+                "the column of this name"
+            )
         for name in ("tokens", "max_epochs"):
             if not 0 < (number := getattr(self, name)) < np.inf:
                 raise ValueError(f"{name}={number!r} must be above 0, and finite")

@@ -136,7 +136,8 @@ class Draw:
         """
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)
-        order = uniform(keys) / self.sizes(frame)
+        with np.errstate(divide="ignore"):  # rows whose size is 0 are left out
+            order = uniform(keys) / self.sizes(frame)
         is_scored = np.isfinite(order)
         columns = {STRATUM: codes, ORDER: order, KEY: keys, PART: part, AT: at}
         rows = _first(pd.DataFrame(columns)[is_scored], self.n + 1)

@@ -241,7 +241,8 @@ class Thresholds(Saved):
             raise ValueError("cautious=True: a share of rows has no careful end; leave it out")
         sought: list[Any] | None = None
         if positive is not None:
-            sought = [positive] if isinstance(positive, str) else [*positive]
+            is_one = isinstance(positive, str) or not isinstance(positive, Iterable)
+            sought = [positive] if is_one else [*positive]
         columns = _LabelColumns(ScoreColumns((score,), by=by), label, sought, weight)
         with left_out_logged():
             names = (score, label, by, weight)

@@ -234,13 +234,21 @@ WRONG = {
     "text": ({"between": "human"}, ValueError, "two columns or more"),
     "weight of text": ({"weight": "text"}, TypeError, "name a column of numbers"),
     "negative": ({"weight": "llm_score"}, ValueError, "weights are above 0"),
+    "infinite": ({"weight": "infinite"}, ValueError, "has inf: weights are above 0, and finite"),
 }
 
 
 @pytest.mark.parametrize(("settings", "kind", "message"), WRONG.values(), ids=WRONG)
 def test_wrong_calls_say_what_to_pass(settings, kind, message):
     with pytest.raises(kind, match=message):
-        agreement(FRAME, **{"between": ["human", "llm"], **settings})
+        agreement(FRAME.assign(infinite=np.inf), **{"between": ["human", "llm"], **settings})
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_dates_in_rows_that_differ_are_texts_in_json():
+    found = agreement(FRAME.assign(day=pd.Timestamp("2026-01-02")), ["human", "llm"], by="day")
+    assert found.differing["day"].iloc[0] == pd.Timestamp("2026-01-02")
+    assert found.as_dict()["differing"][0]["day"].startswith("2026-01-02")
 
 
 def test_all_null_is_refused():

@@ -126,6 +126,8 @@ def test_rows_without_a_score_are_left_out_and_counted(caplog):
     assert f"{frame['edu'].isna().sum()} rows have no edu" in caplog.text
     with pytest.raises(ValueError, match="no rows to draw from with a edu"):
         draw(frame.assign(edu=np.nan), near="edu", score=2.5)
+    infinite = draw(frame.fillna({"edu": np.inf}), ROWS, near="edu", score=2.5)
+    assert infinite["id"].tolist() == rows["id"].tolist()
 
 
 def test_the_first_rows_are_a_sample_too():

@@ -264,12 +264,11 @@ def test_a_group_that_never_reaches_the_precision_keeps_no_row(caplog):
     assert set(kept["language"].dropna()) == {"en"}
 
 
-@pytest.mark.parametrize("positive", ["High", ["High", "Top"], [3, 4]])
+@pytest.mark.parametrize("positive", ["High", ["High", "Top"], [3, 4], 3])
 def test_labels_that_are_sought_are_named(positive):
     frame = labelled().dropna(subset=["good"])
-    names = ["Low", positive if isinstance(positive, str) else positive[0]]
-    names = [0, 3] if positive == [3, 4] else names
-    frame["grade"] = np.where(frame["good"], names[1], names[0])
+    sought = positive[0] if isinstance(positive, list) else positive
+    frame["grade"] = np.where(frame["good"], sought, "Low" if isinstance(sought, str) else 0)
     found = Thresholds.fit(frame, score="score", label="grade", positive=positive, recall=0.8)
     expected = Thresholds.fit(frame, score="score", label="good", recall=0.8)
     assert found.groups == expected.groups
