@@ -24,13 +24,26 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import BASELINE, SUBJECT, throughput
-from benchmarks.harness import begin, finish, new_parser, noise, noted, parse, write_result
+from benchmarks.harness import (
+    Variant,
+    begin,
+    finish,
+    new_parser,
+    noise,
+    noted,
+    parse,
+    run_interleaved,
+    write_result,
+)
 from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, shape_of, texts_of_lengths, write_model
 from benchmarks.recipes import classifier_of, partition_scores, pipeline_partition
 from benchmarks.start import measure_start
 from benchmarks.ways import (
+    BATCH_SIZES,
     HALF,
     PEER_DTYPE,
+    TOLERANCES,
+    WARM_UP_DOCUMENTS,
     Choice,
     Way,
     choose_ways,
@@ -38,15 +51,17 @@ from benchmarks.ways import (
     other_attentions,
 )
 from benchmarks.work import tokenizer_speed
+from gpuclassify import Embedder
 from gpuclassify.cluster.sizing import MAXIMUM_POOL_SHARE, POOL_SHARE, TORCH_SHARE
 from gpuclassify.workers.nvml import survey_gpus
 from gpuclassify.workers.run_context import add_up, collected_stats, waiting_for_host
 
 QUESTION = "device"
-PARTS = ("speed", "tokens", "idle", "start", "memory")
+PARTS = ("speed", "tokens", "idle", "start", "memory", "embeddings")
 ORIGINAL = "crossfit-original"
 CUDF = f"{SUBJECT} on cudf frames"
 PEERS = ("Curator's stages, best batch", "loader=crossfit")
+PEER_EMBEDDER = "sentence-transformers"
 BALLAST_SHARE = 0.4  # of the GPU, held by a cudf frame beside the model
 BALLAST_COLUMNS = 8  # a column has at most 2**31 - 1 rows
 RMM_ALIGNMENT_BYTES = 256
@@ -105,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             "tokens": lambda: _tokens(options, directory),
             "idle": lambda: _idle(options, directory),
             "start": lambda: {"start": measure_start(directory, options.device)},
+            "embeddings": lambda: {"embeddings": measure_embeddings(options, directory)},
         }
         for part in (part for part in parts if part in options.parts):
             with noted(failures, part):
@@ -233,6 +249,65 @@ def _texts(options: argparse.Namespace, tokenizer: Any) -> list[str]:
 
 def _is_gpu(device: str) -> bool:
     return torch.device(device).type == "cuda"
+
+
+def measure_embeddings(options: argparse.Namespace, directory: str) -> dict[str, Any]:
+    """Time embeddings of the mean token, by sentence-transformers and on pandas and cudf frames.
+
+    sentence-transformers, where it is installed, runs in the precision of `Embedder`.
+    """
+    texts = _texts(options, PreTrainedTokenizerFast.from_pretrained(directory))
+    embedder = Embedder(
+        model=directory, pooling="mean", normalize=True, device=options.device, autocast=True
+    )
+    dtype = embedder.runner.device_and_dtype()[1]
+
+    def embed(frame: Any) -> np.ndarray:
+        lists = embedder(frame)["embedding"]
+        if not isinstance(frame, pd.DataFrame):
+            return lists.list.leaves.to_numpy().reshape(len(frame), -1)
+        return np.stack(lists)
+
+    frame = pd.DataFrame({"text": texts})
+    ways = [(SUBJECT, embed, frame)]
+    if _is_gpu(options.device) and _has_cudf():
+        import cudf
+
+        ways.append((CUDF, embed, cudf.from_pandas(frame)))
+    if importlib.util.find_spec("sentence_transformers") is not None:
+        ways.append((PEER_EMBEDDER, peer_embedder(directory, options.device, dtype), frame))
+    variants = [
+        Variant(
+            name,
+            functools.partial(way, documents),
+            functools.partial(way, documents.head(WARM_UP_DOCUMENTS)),
+        )
+        for name, way, documents in ways
+    ]
+    tolerance = TOLERANCES[str(dtype).removeprefix("torch.")]
+    run = run_interleaved(variants, options.repeats, tolerance)
+    return {
+        "dtype": str(dtype),
+        "documents": len(texts),
+        "largest_difference": run.largest_difference,
+        "variants": {name: run.times(name) for name in run.seconds},
+    }
+
+
+def peer_embedder(directory: str, device: str, dtype: torch.dtype) -> Callable[..., np.ndarray]:
+    """Return a function that embeds a frame's texts by sentence-transformers in `dtype`."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    transformer = Transformer(directory, model_kwargs={"dtype": dtype})
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+    model = SentenceTransformer(modules=[transformer, pooling, Normalize()], device=device)
+    batch_size = BATCH_SIZES[torch.device(device).type][-2]
+
+    def embed(frame: pd.DataFrame) -> np.ndarray:
+        return model.encode(frame["text"].tolist(), batch_size=batch_size).astype(np.float32)
+
+    return embed
 
 
 def measure_idle(texts: Sequence[str], directory: str, device: str) -> dict[str, Any]:
@@ -383,6 +458,11 @@ def _rest_lines(result: dict[str, Any]) -> list[str]:
             f"  idle after warm-up: {whole} of the call, {between} between first and last "
             f"operation, {sampled} by NVML; {_fed(idle['stats'])}"
         )
+    if embeddings := result.get("embeddings"):
+        lines += [
+            f"  embeddings, {name}: {embeddings['documents'] / times['median_seconds']:,.1f} docs/s"
+            for name, times in embeddings["variants"].items()
+        ]
     for process, seconds in result.get("start", {}).items():
         steps = ", ".join(f"{name} {spent:.2f}" for name, spent in seconds.items())
         lines.append(f"  seconds of the {process} process: {steps.replace('_', ' ')}")

@@ -28,15 +28,33 @@ QUESTION = "questions"
 PARTS = ("choice", "answer", "criteria", "memory")
 BASELINE = "plain transformers"
 ONE, FOUR = "one criterion", "four criteria"
-# Qwen2.5-0.5B's sizes, but for the number of layers. Its last layer weighs as much as nine others.
-SIZES = {
-    "hidden_size": 896,
-    "intermediate_size": 4_864,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
+# By name: the architecture and its sizes, but for the number of layers. The last layer weighs as
+# much as nine others.
+COMMON_SIZES = {
     "vocab_size": 151_936,
     "tie_word_embeddings": False,  # so that the last layer can be fitted
     "initializer_range": 0.05,
+}
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2.5-0.5b": (
+        "qwen2",
+        {
+            "hidden_size": 896,
+            "intermediate_size": 4_864,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+        },
+    ),
+    "qwen3-0.6b": (
+        "qwen3",
+        {
+            "hidden_size": 1_024,
+            "intermediate_size": 3_072,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
 }
 ANSWERS = ("yes", "no")
 INSTRUCTION_TOKENS = DOCUMENT_TOKENS = 500  # of the part choice, and of the part criteria
@@ -48,13 +66,15 @@ TOLERANCE = 1e-4  # of a probability
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Measure, write the result, print a table, and return the result's path."""
     options = parse_options(arguments)
-    sizes = SIZES | {"num_hidden_layers": options.layers}
+    architecture, sizes = DECODERS[options.model]
+    sizes = COMMON_SIZES | sizes | {"num_hidden_layers": options.layers}
     if options.smoke:
-        sizes |= {"hidden_size": 336, "intermediate_size": 64, "vocab_size": 2_000}
+        small = {"hidden_size": 336, "intermediate_size": 64, "vocab_size": 2_000}
+        sizes |= small | ({"head_dim": 24} if "head_dim" in sizes else {})
     head = begin(options, sizes=sizes, dtype="float32", weights="random")
     with tempfile.TemporaryDirectory() as folder:
         words = [*docstrings()[:500], *(",skip" for _ in range(500))]
-        directory = str(write_chat_model(Path(folder, "model"), words=words, **sizes))
+        directory = str(write_chat_model(Path(folder, "model"), architecture, words, **sizes))
         measures = {
             "choice": measure_choice,
             "answer": measure_answer,
@@ -69,6 +89,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=12, help="web documents (12)")
+    parser.add_argument("--model", choices=tuple(DECODERS), default=next(iter(DECODERS)))
     parser.add_argument("--layers", type=int, default=6, help="of the decoder (6)")
     parser.add_argument("--batch-size", type=int, default=4, help="of plain transformers (4)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
