@@ -134,10 +134,13 @@ def all_steps(device: str) -> list[Step]:
     once = ("--repeats", "1", "--parts", "speed")
     deberta = (*measure, "--model", "deberta", "--documents", "1000", "--parts")
     questions = ("-m", "benchmarks.questions", *on, *["--smoke"] * (device == "cpu"))
+    questions += ("--model", "qwen3-0.6b")
     if device != "cpu":
-        questions += ("--layers", "24", "--documents", "128", "--batch-size", "32")
+        questions += ("--layers", "28", "--documents", "128", "--batch-size", "32")
     web = ("--documents", "1500")
     sentences = ("--lengths", "sentences", "--documents", "20000")
+    long = ("--model", "modernbert", "--lengths", "long", "--documents", "200")
+    minilm = ("--model", "minilm", "--documents", "10000", "--parts", "embeddings", "idle")
     trunks = ("-m", "benchmarks.trunks", *on, *["--smoke"] * (device == "cpu"))
     if device != "cpu":
         trunks += ("--trunks", "bert", "--documents", "2000", "--lengths", "web")
@@ -167,9 +170,11 @@ def all_steps(device: str) -> list[Step]:
             for model in ("modernbert", "xlm-roberta")
         ),
         Step("speed", (*measure, *sentences, "--parts", "speed", "idle"), 200, writes=True),
+        Step("speed", (*measure, *long, "--parts", "speed", "idle"), 200, writes=True),
         Step("speed", trunks, 150, writes=True),
         *(Step("tests", (*tests(name), "-k", "not cudf"), 150) for name in WITHOUT_CUDF),
         *(Step("cudf", tests(name), 150) for name in FIRST_CUDF),
+        Step("cudf", (*measure, *minilm), 150, writes=True),
         Step("cudf", (*many, "memory"), 120, writes=True),
         Step("cudf", (*many, "speed", "tokens"), 240, writes=True),
         Step("speed", (*measure, "--original", "--documents", "2000", *once), 200, writes=True),
