@@ -7,8 +7,7 @@ function that sets them:
 
 - `workers.run_context.run_context`: the counts and the progress of the part that a job's task is
   working on.
-- `tokenizing.prefetch.current_store`: the tokens that mappers over one partition share. Each
-  mapper reads the store once, and passes it to its `TokenSource`.
+- `tokenizing.prefetch.current_store`: the tokens that mappers over one partition share.
 - `mapping.runners.current_run_windows`: the function that runs a mapper's windows. It is replaced
   while mappers run one after another, so that models with equal layers can run in step.
 - `inference.packed.disentangled.reference_forward`: whether DeBERTa's encoder, inside a

@@ -25,10 +25,7 @@ MOST_RECTANGLE = 2
 
 @dataclass(frozen=True)
 class StagedTokens:
-    """Token ids of tokenized texts, concatenated on a device, before batches are cut and padded.
-
-    Offsets stay on the host, because batch sizes depend on them.
-    """
+    """Token ids of tokenized texts, concatenated on a device, before batches are cut and padded."""
 
     ids: torch.Tensor  # token ids, int32 (tokens,)
     offsets: np.ndarray  # int64 (texts + 1,); text i has `ids[offsets[i]:offsets[i + 1]]`
@@ -44,10 +41,7 @@ class StagedTokens:
 
 
 def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
-    """Copy texts' token ids, and segment ids if any, to the device; do not wait for a GPU's copy.
-
-    On a CPU, the tensors share the memory of the arrays in `tokens`.
-    """
+    """Convert texts' token ids, and segment ids if any, to tensors by `to_device`."""
     types = None if tokens.type_ids is None else to_device(tokens.type_ids, device)
     return StagedTokens(to_device(tokens.ids, device), tokens.offsets, types)
 
@@ -121,22 +115,17 @@ class PaddedBatch:
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Return the indices that sort texts by `lengths`, longest first; both are int64 (texts,).
-
-    Equally long texts keep their order. The first batch then shows whether memory suffices.
-    """
+    """Return the indices, int64 (texts,), that stably sort texts by `lengths`, longest first."""
     return np.argsort(-lengths, kind="stable")
 
 
 def cut_batches(
     lengths: np.ndarray, current_limits: Callable[[], BatchLimits]
 ) -> Iterator[tuple[int, int]]:
-    """Divide texts into batches of consecutive texts; yield each batch's (start, stop) indices.
+    """Divide texts into batches; yield each batch's range of texts, (start, stop), without `stop`.
 
-    A batch has the texts from `start` up to `stop`, without the text `stop`. `lengths` are the
-    texts' numbers of tokens, int64 (texts,); sorted texts need the least padding.
-    ``current_limits()`` is called before each batch, so that limits lowered by an out-of-memory
-    error apply at once.
+    `lengths` are the texts' numbers of tokens, int64 (texts,). ``current_limits()`` is called
+    before each batch, so that limits lowered by an out-of-memory error apply at once.
     """
     start = 0
     while start < len(lengths):
@@ -150,11 +139,7 @@ def cut_batches(
 def pad(
     tokens: StagedTokens, rows: np.ndarray, pad_id: int, side: str = "right", type_pad_id: int = 0
 ) -> PaddedBatch:
-    """Return a padded batch of the texts with the indices `rows`, on the device of their tokens.
-
-    `rows` is int64 (rows,). `side`, "left" or "right", is padded with the token id `pad_id` and, if
-    the tokens have segment ids, the segment id `type_pad_id`.
-    """
+    """Return the texts with the indices `rows`, int64 (rows,), padded on `side`, left or right."""
     device = tokens.ids.device
     lengths = tokens.lengths[rows]
     width = int(lengths.max())

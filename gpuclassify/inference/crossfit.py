@@ -4,8 +4,7 @@ CrossFit 0.0.9 was written for an older RAPIDS. Its loader itself is sound with 
 three adjustments inside CrossFit's namespace let it load on today's stack:
 
 1. ``crossfit.backend.torch`` imports cuvs and cuml. A bare package with its path replaces it.
-2. The loader imports two modules that use removed parts of cudf. Stand-ins replace them during the
-   import. Batches are clipped afterwards, by lengths that the host knows.
+2. The loader imports two modules that use removed parts of cudf. It gets stand-ins instead.
 3. ``crossarray`` replaces numpy's namespace for the whole process while a loader is built, which
    other threads would see. Torch tensors do not need that, so it does nothing here.
 
@@ -47,10 +46,9 @@ def crossfit_batches(
 ) -> Iterator[PaddedBatch]:
     """Yield padded batches of tokenized texts, longest first, from CrossFit's SortedSeqLoader.
 
-    `side`, "left" or "right", is padded with the token id `pad_id` and, if the tokens have segment
-    ids, the segment id `type_pad_id`. The loader needs one padded rectangle of all texts, so memory
-    grows with the number of texts times the longest text. ``current_limits()`` is called before
-    each batch. Raises ImportError if CrossFit is missing or is another release.
+    The loader needs one padded rectangle of all texts, so memory grows with the number of texts
+    times the longest text. ``current_limits()`` is called before each batch. Raises ImportError if
+    CrossFit is missing or is another release.
     """
     whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
     tensors = {"input_ids": whole.ids, "attention_mask": whole.mask}
@@ -71,11 +69,7 @@ def _loader_class() -> type:
     base = import_loader().SortedSeqLoader
 
     class BudgetLoader(base):  # type: ignore[misc, valid-type]
-        """SortedSeqLoader of padded tensors, whose batches keep to ``current_limits()``.
-
-        `data` maps names to tensors (texts, width), padded on `side`. Batches are cut to the width
-        of their longest text.
-        """
+        """SortedSeqLoader with batches within ``current_limits()``, without columns of padding."""
 
         def __init__(
             self, data: object, width: int, side: str, current_limits: Callable[[], BatchLimits]
@@ -104,10 +98,9 @@ def _loader_class() -> type:
 
 
 def import_loader() -> ModuleType:
-    """Import CrossFit's module ``crossfit.backend.torch.loader``, changed for today's RAPIDS.
+    """Import ``crossfit.backend.torch.loader`` with the changes that the module docstring lists.
 
-    The changes last for the whole process, and the module docstring lists them. Raises ImportError
-    if CrossFit is missing, or is another release than `SUPPORTED_VERSION`.
+    Raises ImportError if CrossFit is missing, or is another release than `SUPPORTED_VERSION`.
     """
     version = installed_versions("crossfit").get("crossfit")
     if version is None:

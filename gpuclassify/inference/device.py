@@ -67,8 +67,7 @@ def pick_device(name: str) -> torch.device:
     """Return the torch device called `name`, such as "cpu", "cuda", "cuda:1" or "auto".
 
     "auto" is CUDA if available, else MPS (Apple's GPUs) if available, else the CPU. A CUDA device
-    without an index gets the current one's. Raises ValueError if this process has no CUDA device,
-    none with the index, or no MPS device, and torch's RuntimeError for a name that torch lacks.
+    without an index gets the current one's. Raises ValueError for a missing CUDA or MPS device.
     """
     if name == "auto":
         name = "cpu"
@@ -125,9 +124,8 @@ def half_with_range() -> torch.dtype:
 def bfloat16_speed_up() -> float | None:
     """Measure the ratio of float32's time to bfloat16's time for matrix products on this CPU.
 
-    The ratio, above 1 if bfloat16 is faster, is the median of a few rounds. Takes about half a
-    second, once per process. Returns None if other processes used the cores, or if rounds differ
-    much, because busy cores slow one type more than the other.
+    Takes about half a second, once per process. Returns None if other processes used the cores, or
+    if rounds differ much, because busy cores slow one type more than the other.
     """
     meter = LoadMeter()
     rounds = sorted(
@@ -152,10 +150,7 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 @functools.cache
 def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether `dtype` is bfloat16, and `device` a CPU with AVX-512 for it but without AMX.
-
-    Without AMX (instructions for matrix products), torch's attention is slow in bfloat16.
-    """
+    """Return whether `dtype` is bfloat16, and `device` a CPU with AVX-512 for it, but not AMX."""
     able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
     return device.type == "cpu" and dtype == torch.bfloat16 and is_without_amx
@@ -164,10 +159,9 @@ def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
     """Record bfloat16's speed-up on a CPU as `peak_bfloat16_times` in `stats`, for job reports.
 
-    `stats` and `options` belong to a model's run that has ended. Nothing is done on other devices,
-    or if the user has set ``dtype`` or turned ``autocast`` off. The run's `model_seconds` are added
-    to a sum of the process. Nothing is measured before the sum reaches `HINT_SECONDS`, because
-    measuring takes time. A ratio of at most `HINT_TIMES` is not recorded.
+    Call it once after each run. Nothing is recorded on other devices, if the user has set ``dtype``
+    or turned ``autocast`` off, if the ratio is at most `HINT_TIMES`, or before the process's runs
+    have taken `HINT_SECONDS`, because measuring takes time.
     """
     global _seconds_to_hint
     if device.type != "cpu" or options.dtype is not None or not options.autocast:
@@ -178,10 +172,7 @@ def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) 
 
 
 def device_lock(device: torch.device) -> threading.Lock:
-    """Return the lock that is held while models run on a device, the same for equal devices.
-
-    "cuda" and "cuda:0" have the same lock. Other processes do not share it.
-    """
+    """Return this process's lock for models on a device, the same for "cuda" and "cuda:0"."""
     return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
 
 
@@ -190,8 +181,7 @@ def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]
     """Lock the device during a ``with`` block, and set torch up for inference in `dtype` on it.
 
     Torch is in inference mode, with `gpu_settings`. On CUDA, the device is torch's current one, and
-    work is queued on a stream for models, unless another library, such as RMM, allocates torch's
-    memory.
+    `_use_model_stream` may change the stream.
     """
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
@@ -224,9 +214,8 @@ def _use_model_stream(device: torch.device) -> Iterator[None]:
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
     """Lock the device for inference in `dtype` during a ``with`` block, and measure the block.
 
-    In `stats`, the wait for the lock is added to `wait_device_seconds`, and the time of a block
-    without an error to `model_seconds`. `peak_torch_bytes` becomes at least torch's peak memory on
-    a GPU, if torch counts it.
+    Adds to `wait_device_seconds` and, without an error, `model_seconds` of `stats`. On a GPU, also
+    updates `peak_torch_bytes`, if torch counts its memory.
     """
     started = time.perf_counter()
     with exclusive_device(device, dtype):
@@ -249,10 +238,7 @@ def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterat
 
 
 class SharedContext:
-    """Context manager shared by threads: the first thread enters it, and the last one leaves it.
-
-    ``begin()`` returns a new context manager each time a first thread enters.
-    """
+    """Context manager shared by threads: the first thread enters it, and the last one leaves it."""
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Any]]) -> None:
         self._begin = begin
@@ -281,8 +267,7 @@ def process_setting(
 ) -> SharedContext:
     """Return a shared context that sets a process-wide setting to `wanted` while it is active.
 
-    ``read()`` returns the setting, and ``write(value)`` sets it for all threads. A value that
-    another thread sets in the meantime is lost when the context ends.
+    A value that another thread sets in the meantime is lost when the context ends.
     """
 
     @contextlib.contextmanager
@@ -326,10 +311,8 @@ _one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
 def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Change process-wide settings for inference on a CUDA GPU during a ``with`` block.
 
-    Nothing changes for other devices. Turns off cuDNN's attention, transformers' reading of masks
-    and, in float32, TF32 convolutions, and makes Python switch threads more often. In float32,
-    torch then refuses to read the older setting ``torch.backends.cudnn.allow_tf32``, because it
-    also covers recurrent layers.
+    Nothing changes for other devices. In float32, torch then refuses to read the older setting
+    ``torch.backends.cudnn.allow_tf32``, because it also covers recurrent layers.
     """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -354,11 +337,10 @@ def run_in_streams(
 ) -> Iterator[Made]:
     """Yield ``run(item)`` for each batch in order; on a CPU, several batches run concurrently.
 
-    Torch uses one thread for each batch, and as many batches run at a time as it has threads.
-    A batch spread over all cores would wait for the slowest core after every operation, which takes
-    long when another program uses one of them. Until the last item has run, torch has one thread
-    everywhere in the process. On several threads, `run` is called in inference mode, in a copy of
-    the caller's context, and `items` is read as many items ahead of results as there are threads.
+    A batch spread over all cores would wait for the slowest core after every operation. Instead, as
+    many batches run at a time as torch has threads; until the last one has run, torch has one
+    thread everywhere in the process. On several threads, `run` is called in inference mode, in a
+    copy of the caller's context, and `items` is read ahead of results.
     """
     threads = stream_count(device)
     if threads == 1:
@@ -416,11 +398,7 @@ def _model_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """Memory in use and load of a GPU at one moment, as the driver reports them.
-
-    `used_bytes` includes other processes and libraries. A value is None if the driver does not
-    report it.
-    """
+    """Load of a GPU and memory used by all processes; a value is None if it is not reported."""
 
     busy_share: float | None  # utilization, 0 to 1; None for a MIG slice
     used_bytes: int | None  # None for memory shared with the host
@@ -438,9 +416,8 @@ def watched(
 ) -> Iterator[None]:
     """Sample a GPU's load and memory on a thread during a ``with`` block, and add them to `stats`.
 
-    A sample is taken every `sample_seconds` and at the end, and added by `note`. The function that
-    takes it is ``source(device)`` (default: `nvml_source`). Nothing is added on devices other than
-    CUDA, or if `source` raises DriverError.
+    The function that takes a sample is ``source(device)`` (default: `nvml_source`). Nothing is
+    added on devices other than CUDA, or if `source` raises DriverError.
     """
     ask = None
     if device.type == "cuda":
@@ -475,12 +452,7 @@ def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds:
 
 
 def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
-    """Add a sample of a GPU's load and memory to fields of `stats`.
-
-    `peak_device_bytes` becomes at least the memory in use, if known. If the load is known, the time
-    since the previous sample, `elapsed_seconds`, is added to `device_sampled_seconds`, and the
-    product of this time and the load to `device_busy_seconds`.
-    """
+    """Add a sample, taken `elapsed_seconds` after the previous one, to fields of `stats`."""
     stats.raise_peak("peak_device_bytes", sample.used_bytes)
     if sample.busy_share is not None:
         busy_seconds = elapsed_seconds * sample.busy_share

@@ -56,11 +56,11 @@ def run(
 
     For a token classifier, the result is an object array with one array per text instead, float32
     (tokens, columns), with the columns of `LoadedModel.reduce`, not logits. Each of the `blocks` is
-    batched, and sorted if `settings` say so, on its own. The device is locked while a block runs,
-    and while outputs are copied. The model's batch limits are cached in this process under `key`.
-    Counts and times are added to `stats`, and numbers of finished texts to the progress of the
-    current part (`advance`). Raises NotPackableError if ``engine="packed"`` is set and the model
-    cannot run without padding, and DocumentTooLargeError if one text does not fit into memory.
+    batched on its own. The device is locked while a block runs, and while outputs are copied. The
+    model's batch limits are cached in this process under `key`. Counts and times are added to
+    `stats`, and numbers of finished texts to the current part's progress. Raises NotPackableError
+    if ``engine="packed"`` is set and the model cannot run without padding, and
+    DocumentTooLargeError if one text does not fit into memory.
     """
     outputs: list[torch.Tensor] = []
     positions: list[np.ndarray] = []
@@ -103,12 +103,7 @@ def _fetch(outputs: list[torch.Tensor]) -> np.ndarray:
 def _split_by_text(
     fetched: np.ndarray, positions: list[np.ndarray], lengths: np.ndarray, first: int
 ) -> np.ndarray:
-    """Split a block's outputs into an object array of one array per text, in input order.
-
-    `fetched`, (tokens, outputs), has the texts in the order of `positions`: each batch's text
-    indices among all blocks' texts. `first` is the index of the block's first text, and `lengths`
-    are the numbers of tokens of the block's texts.
-    """
+    """Split a block's outputs, (tokens, outputs), into one array per text, in input order."""
     rows = np.concatenate(positions) - first  # `positions` are indices among all blocks' texts
     result = np.empty(len(lengths), dtype=object)
     for row, part in zip(rows, np.split(fetched, np.cumsum(lengths[rows])[:-1]), strict=True):
@@ -119,8 +114,7 @@ def _split_by_text(
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
     """Compute the outputs of the single text in `tokens`, without batches, limits or statistics.
 
-    They are float32 (outputs,). A token classifier's are logits (tokens, labels): unlike `run`,
-    this does not call `LoadedModel.reduce`. `side`, "left" or "right", is the side to pad.
+    They are float32 (outputs,). A token classifier's are logits, (tokens, labels), unlike in `run`.
     """
     with exclusive_device(model.device, model.dtype):
         staged = stage(tokens, model.device)
@@ -138,11 +132,7 @@ def _device_for(model: LoadedModel, settings: ModelOptions, stats: RunStats) -> 
 
 
 def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
-    """Return groups of texts that may share a batch, each as text indices, int64 (texts,).
-
-    Texts of a group have equal counts of the token ``model.counted_id``. If that is None, all texts
-    are one group. Lengths are not considered, although some models cannot pad texts.
-    """
+    """Return text indices, grouped by the texts' counts of ``model.counted_id`` if not None."""
     if model.counted_id is None:
         return [np.arange(len(tokens))]
     counts = np.add.reduceat(tokens.ids == model.counted_id, tokens.offsets[:-1])
@@ -154,8 +144,7 @@ def _run_batches(
 ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
     """Run a block of tokenized texts in batches; yield text indices and outputs of each batch.
 
-    Indices are relative to `tokens`, int64 (rows,). Outputs are on the device, after
-    `LoadedModel.reduce`. If a text is yielded twice, its later outputs count.
+    Outputs are on the device, and reduced. If a text is yielded twice, its later outputs count.
     """
     if isinstance(model.module, TokenAverage):  # takes no more memory than the tokens
         flat = (tokens.ids, tokens.offsets[:-1].astype(np.int32))

@@ -56,10 +56,7 @@ Passing = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shared:
-    """Leading layers that two models share, so that they run once for both.
-
-    All three numbers are 0 in `NOTHING`, which means that no layer is shared.
-    """
+    """Leading layers that two models share, so that they run once for both."""
 
     layers: int  # number of leading layers with bit-equal weights and inputs
     total: int  # number of all layers of either model
@@ -81,11 +78,7 @@ class Follower:
     passing: Passing | None
 
     def width(self, keeps_all_scores: bool) -> int:
-        """Return the number of the model's output columns that are copied to the host.
-
-        It is 2 for a token classifier without `keeps_all_scores` (the best label's index and
-        probability), and otherwise the number of the model's outputs.
-        """
+        """Return the number of the model's output columns after `LoadedModel.reduce`."""
         return 2 if self.model.is_by_token and not keeps_all_scores else self.shared.outputs
 
 
@@ -122,11 +115,7 @@ class ModelsInStep:
         return outputs
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
-        """Run all models on one batch, and return their outputs concatenated, on the device.
-
-        They are float32 (rows or tokens, output columns of all models), and already reduced by
-        `LoadedModel.reduce`. `side` is the padded side of the batch, "left" or "right".
-        """
+        """Return all models' reduced outputs for a batch, float32 (rows or tokens, columns)."""
 
         def run(model: LoadedModel, rows: PaddedBatch) -> torch.Tensor:
             return model.reduce(model.forward(rows, side), self._keeps_all_scores)
@@ -158,12 +147,7 @@ class ModelsInStep:
 
 
 def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Select the batch's rows with the ascending indices `rows` from a layer's `output`.
-
-    `output` is a tensor, or nested tuples and lists of tensors and other values; the result has the
-    same structure. `model` computed it for all rows of `batch`, padded or as concatenated tokens.
-    Other values, and in a padded batch tensors without one entry per row, are returned unchanged.
-    """
+    """Select the rows with ascending indices `rows` from a layer's output for the whole `batch`."""
     if isinstance(output, tuple | list):
         return type(output)(_select_rows(part, rows, batch, model) for part in output)
     if not isinstance(output, torch.Tensor):
@@ -184,12 +168,10 @@ def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: Loade
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
     """Return the leading layers that `other` shares with `first`, by weights and a trial run.
 
-    Returns `NOTHING`, with 0 layers, if they share none or cannot be compared. Raises out-of-memory
-    errors and errors of a broken device. Two models are compared only once; the device is locked
-    meanwhile. If they share layers, `other` then uses the tensors of `first` instead of its own
-    equal ones, in these layers and outside of the backbone's layers (such as embeddings), which
-    frees memory. The ``forward`` of both models' layers is replaced, so that layers can take their
-    outputs from `current_states`.
+    Returns `NOTHING`, with 0 layers, if they share none or cannot be compared. Two models are
+    compared only once; the device is locked meanwhile. If they share layers, `other` then uses the
+    tensors of `first` instead of its own equal ones, in these layers and outside of the backbone's
+    layers (such as embeddings), which frees memory. Layers' ``forward`` is replaced as in `_Parts`.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
@@ -255,11 +237,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
 
 
 def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether two models may share layers by their configurations, devices and dtypes.
-
-    Settings of heads, labels and training may differ. False if one of the models runs under
-    autocast, needs batches of single rows, or adapts to the lengths of texts.
-    """
+    """Tell whether two models may share layers, judging by their settings, devices and dtypes."""
     settings = [
         {
             name: value
@@ -296,8 +274,8 @@ def _are_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tens
 def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
     """Tell whether two models, which have run a batch, pass equal inputs to their layers.
 
-    Compares the backbones' weights outside of the layers, such as embeddings, except those used
-    only after the last layer. False if a model did not call each layer once, in order.
+    Compares weights outside of the layers, unless they are used only after the last one. False if a
+    model did not call each layer once, in order.
     """
     if any(parts.called != list(range(len(parts.layers))) for parts in (ours, theirs)):
         return False  # a layer is called twice, or not at all
@@ -315,9 +293,8 @@ def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
 class _Parts:
     """Layers and backbone tensors of a model, for its comparison with another model.
 
-    The layers' ``forward`` is replaced for good, so that in this and later runs they can take their
-    outputs from `current_states`. A `DisentangledEncoder` reads that itself, and stays as it is.
-    Raises NotPackableError if the model has no list of layers.
+    The layers' ``forward`` is replaced for good, unless a `DisentangledEncoder` has them, so that
+    they can take their outputs from `current_states`.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -344,20 +321,12 @@ class _Parts:
         )
 
     def layer_of(self, name: str) -> int | None:
-        """Return the index of the layer that has the backbone's tensor `name`.
-
-        Returns None if the tensor is outside of the layers.
-        """
+        """Return the index of the layer with the backbone's tensor `name`; None if none has it."""
         rest = name.removeprefix(f"{self._layers_name}.")
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Run a batch padded on the right; return its outputs, float32 (rows or tokens, outputs).
-
-        `states` captures or injects layer outputs. The attribute `called` becomes the numbers of
-        called layers, in order; the backbone's modules that run only after all layers are added by
-        name to `late`.
-        """
+        """Run a batch padded on the right; return its outputs, and update `called` and `late`."""
         early: set[str] = set()
 
         def note(name: str, *_: object) -> None:

@@ -19,10 +19,7 @@ _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_su
 
 
 class ArrangedWeight:
-    """Copy of a linear layer's weight in oneDNN's packed layout.
-
-    A deep copy is the same object, so that copies of the layer share it.
-    """
+    """Copy of a linear layer's weight in oneDNN's packed layout; copies of the layer share it."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
@@ -34,8 +31,7 @@ class ArrangedWeight:
 class ArrangedLinear(nn.Linear):
     """Linear layer for CPUs that multiplies with a packed copy of its weight.
 
-    It is made to replace `layer`, and has that layer's parameters. The weight must not change
-    afterwards, because the packed copy would not.
+    It has the parameters of `layer`. The weight must not change, because the copy would not.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -45,11 +41,7 @@ class ArrangedLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the output of `torch.nn.Linear` for `states`, (..., inputs), up to rounding.
-
-        `torch.nn.Linear` itself computes it for states on another device or in another dtype than
-        the weight, and for empty or one-dimensional states.
-        """
+        """Return the output of `torch.nn.Linear` for `states`, (..., inputs), up to rounding."""
         is_elsewhere = states.dtype != self.arranged.tensor.dtype or states.device.type != "cpu"
         if is_elsewhere or states.ndim < 2 or not states.numel():
             return super().forward(states)
@@ -60,12 +52,11 @@ class ArrangedLinear(nn.Linear):
 
 @torch.inference_mode()
 def arrange_weights(module: nn.Module) -> None:
-    """Replace a network's linear layers, in place, by layers with packed weights, if faster.
+    """Replace a network's plain linear layers, in place, by ones with packed weights, if faster.
 
-    Packed weights are faster on CPUs with AVX-512; on other CPUs, MKL is faster in float32.
-    Subclasses of `torch.nn.Linear` stay. All layers stay if the packed copies would exceed
-    `MOST_ARRANGED_BYTES`, if a weight is neither float32 nor bfloat16, or if torch or the CPU lacks
-    the operations. The network must be on a CPU.
+    Packed weights are faster on CPUs with AVX-512; on other CPUs, MKL is faster in float32. All
+    layers stay if the packed copies would exceed `MOST_ARRANGED_BYTES`, if a weight is neither
+    float32 nor bfloat16, or if operations are missing. The network must be on a CPU.
     """
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     weights = [layer.weight for layer in layers.values()]
@@ -86,10 +77,7 @@ def arrange_weights(module: nn.Module) -> None:
 
 
 def share_arranged(layers: nn.ModuleList, others: nn.ModuleList) -> None:
-    """Make `layers` use the packed weights of `others`, which are equal, to save memory.
-
-    `layers` is changed. Both lists must have the same structure.
-    """
+    """Make `layers` use the equal packed weights of `others`, a list of equal structure."""
     for layer, other in zip(layers.modules(), others.modules(), strict=True):
         if isinstance(layer, ArrangedLinear) and isinstance(other, ArrangedLinear):
             layer.arranged = other.arranged

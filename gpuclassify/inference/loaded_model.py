@@ -47,8 +47,7 @@ class LoadedModel(ProbedModel):
     device: torch.device
     dtype: torch.dtype  # dtype of weights and activations
     new_tokenizer: Callable[[], Any]  # returns a new Hugging Face tokenizer
-    # Read for its settings and special tokens. It never tokenizes a text.
-    tokenizer: Any
+    tokenizer: Any  # read for settings and special tokens; it never tokenizes a text
     pad_id: int  # token id of padding
     max_tokens: int  # longest input, special tokens included; `max_seq_length` may lower it
     accepts_positions: bool  # `position_ids` restore the positions of texts padded on the left
@@ -72,8 +71,7 @@ class LoadedModel(ProbedModel):
     def text_tokenizer(self, max_tokens: int | None = None, **cut: Any) -> TextTokenizer:
         """Return a `TextTokenizer` that cuts texts at `max_tokens` (default: the model's limit).
 
-        `cut` are its other settings, such as `overlap`. Equal arguments return the same object. For
-        a static embedding model, it is a `StaticTokenizer`.
+        `cut` are its other settings, such as `overlap`. Equal arguments return the same object.
         """
         length = max_tokens or self.max_tokens
         key = (length, *sorted(cut.items()))
@@ -97,9 +95,8 @@ class LoadedModel(ProbedModel):
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Compute the outputs of one batch, float32 (rows, outputs), on the device.
 
-        A token classifier's are logits (tokens, labels), row after row without padding. `side`,
-        "left" or "right", is the padded side of the batch. Raises NotPackableError if the batch is
-        packed, and the layers cannot run without padding.
+        A token classifier's are logits (tokens, labels), row after row without padding. Raises
+        NotPackableError if the batch is packed, and the layers cannot run without padding.
         """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.type_ids is not None and self.accepts_types:

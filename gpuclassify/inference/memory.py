@@ -115,7 +115,7 @@ class BatchLimits:
         """Return lower limits, after `rows` rows padded to `width` tokens ran out of memory.
 
         They allow at most half as many tokens and bytes of attention scores as that batch had, but
-        at least 1 of each. Limits that are lower already, and `max_rows`, stay.
+        at least 1 of each.
         """
         score_bytes = self.max_score_bytes
         if self.score_rule is not None:
@@ -132,9 +132,8 @@ def plan_limits(
 ) -> BatchLimits:
     """Plan limits for a GPU that keep every batch of several rows within free memory.
 
-    Batches take at most the fraction `GPU_SHARE` of `free_bytes`, and have at most `GPU_MAX_TOKENS`
-    tokens, but at least one is allowed. Their attention scores take at most the same fraction, and
-    at most `GPU_SCORE_BYTES`. `score_rule` is None if attention scores are not kept in memory.
+    Such batches take at most the fraction `GPU_SHARE` of `free_bytes`, and have at most
+    `GPU_MAX_TOKENS` tokens. `score_rule` is None if attention scores are not kept in memory.
     """
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
@@ -158,11 +157,7 @@ def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None)
 
 
 def cpu_limits(width: int | None, score_rule: ScoreRule | None = None) -> BatchLimits:
-    """Return the limits of a batch on a CPU: more tokens for models of a smaller hidden size.
-
-    `width` is the hidden size; None, if unknown, counts as `CPU_WIDTH`. `score_rule` is None if
-    attention scores are not kept in memory.
-    """
+    """Return a batch's limits on a CPU, for a hidden size of `width` (None: `CPU_WIDTH`)."""
     times = min(CPU_MOST_TIMES, max(1, CPU_WIDTH // (width or CPU_WIDTH)))
     return BatchLimits(
         times * CPU_MAX_TOKENS, score_rule=score_rule, enough_tokens=times * CPU_ENOUGH_TOKENS
@@ -177,10 +172,8 @@ def largest_batch_bytes(
 ) -> int | None:
     """Estimate the memory of a model's largest batch, in bytes, without the weights.
 
-    This covers one layer's hidden states, inner ones of the feed-forward network included, in
-    `dtype`, for a batch's maximum number of tokens, and attention scores if kept in memory. `sizes`
-    is the configuration, as in ``config.json``; None is returned if it has no hidden size. Free
-    memory is not considered: on a GPU that has less than the estimate, batches are smaller.
+    `sizes` is the configuration, as in ``config.json``; None is returned if it has no hidden size.
+    Free memory is not considered: on a GPU that has less than the estimate, batches are smaller.
     """
     width = state_width(sizes)
     if width is None:
@@ -220,11 +213,10 @@ class BatchMemory:
     def corrected(self, tokens: int, free_bytes: int) -> BatchMemory:
         """Return this measurement, raised if needed, after a batch of `tokens` tokens did not fit.
 
-        `free_bytes` is the free memory after the failure. `safety_percent` becomes the number by
-        which a batch of half as many tokens is planned to fill the fraction `GPU_SHARE` of
-        `free_bytes`, but at most `MOST_SAFETY_PERCENT`. It is never lowered. This object itself is
-        returned if the failed batch was planned to take more than `free_bytes`: then something else
-        took memory meanwhile.
+        `free_bytes` is the free memory after the failure. `safety_percent` is raised, to at most
+        `MOST_SAFETY_PERCENT`, so that half as many tokens are planned to fill `GPU_SHARE` of it.
+        This object itself is returned if the failed batch was planned to take more than
+        `free_bytes`: then something else took memory meanwhile.
         """
         if self.size_bytes(tokens) > free_bytes:
             return self
@@ -242,11 +234,9 @@ def measure_batch_memory(
     """Measure the memory of a model's batches, to plan larger batches from it.
 
     ``probe(rows, width)`` runs a batch of `rows` texts of `width` tokens; ``peak_bytes(action)``
-    runs ``action()`` and returns its peak memory in bytes. Two batches are run. The larger has at
-    most `PROBE_TOKENS` tokens, and up to that is as wide as the longest texts (`widest` tokens),
-    because narrower ones take at most as many bytes per token. The smaller has about a quarter of
-    its tokens. If a batch does not fit into memory, the larger is halved, and both are measured
-    anew. Raises the probe's errors, but out-of-memory errors only if a single token does not fit.
+    runs ``action()`` and returns its peak memory in bytes. Batches of two sizes are run, as wide as
+    the longest texts (`widest` tokens) if possible, because narrower ones take at most as many
+    bytes per token. Raises an out-of-memory error only if a single token does not fit.
     """
     width = min(widest, PROBE_TOKENS)
     rows = PROBE_TOKENS // width
@@ -292,9 +282,8 @@ class Budget:
     """Batch limits of one model in this process, lowered after out-of-memory errors. Thread-safe.
 
     `known` is either constant limits, or the measured memory of batches, from which limits are
-    planned for the free memory of the GPU `memory`. `score_rule` is None if attention scores are
-    not kept in memory; constant limits have their own. ``save(batch_memory)`` is called with each
-    correction of the measured memory.
+    planned for the free memory of the GPU `memory`, with the `score_rule`. ``save(batch_memory)``
+    is called with each correction of the measured memory.
     """
 
     def __init__(
@@ -324,10 +313,7 @@ class Budget:
         return replace(limits, planned_bytes=self._memory.held_bytes() + batch_bytes)
 
     def capped(self, limits: BatchLimits) -> BatchLimits:
-        """Return `limits`, lowered to at most half of each batch that ran out of memory.
-
-        These are the batches that `lower` has recorded.
-        """
+        """Return `limits`, lowered to at most half of each batch that `lower` has recorded."""
         with self._lock:
             failures = list(self._failures)
         for rows, width in failures:
@@ -335,10 +321,7 @@ class Budget:
         return limits
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
-
-        Measured memory is corrected by the memory that is free now, and saved if that changes it.
-        """
+        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory."""
         with self._lock:
             self._failures.add((rows, width))
             if isinstance(self.known, BatchLimits):
@@ -374,10 +357,7 @@ class RunLimits:
         return self._budget.capped(self._limits)
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
-
-        The record is in the model's `Budget`, so it also affects later runs.
-        """
+        """Record in the `Budget` that a batch of `rows` texts padded to `width` did not fit."""
         self._budget.lower(rows, width)
         self._limits = None
 
@@ -390,11 +370,10 @@ def halve_on_oom(
 ) -> list[Result]:
     """Run a batch's rows from `start` to `stop`, in smaller parts if memory runs out.
 
-    ``step(first, end)`` runs the rows from `first` up to `end`, without `end`. Returns a list of
-    the results of the parts in row order; without an error, it is one result. If a part does not
-    fit, ``on_out_of_memory(rows)`` is called with its number of rows after memory is released, and
-    at most half as many run at once from then on. Raises DocumentTooLargeError if a single row does
-    not fit, and other errors of `step` as they are.
+    ``step(first, end)`` runs the rows from `first` up to `end`, without `end`. Returns the parts'
+    results in row order. If a part of several rows does not fit, ``on_out_of_memory(rows)`` is
+    called with its number of rows, and at most half as many run at once from then on. Raises
+    DocumentTooLargeError if a single row does not fit.
     """
     outputs: list[Result] = []
     most_rows = stop - start
@@ -425,10 +404,7 @@ def halve_on_oom(
 
 
 class CudaMemory:
-    """Memory of a CUDA GPU, as the driver and torch's allocator report it.
-
-    A `device` without an index means torch's current one.
-    """
+    """Memory of a CUDA GPU, which is torch's current one if `device` has no index."""
 
     def __init__(self, device: torch.device) -> None:
         # Some of torch's functions refuse a device without a number.
@@ -463,11 +439,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
-        """Return the bytes that torch can still allocate, at least 0.
-
-        They include torch's unused cache or the unused part of RMM's pool, and respect the limits
-        that torch or RMM sets for the process.
-        """
+        """Return the bytes that torch can still allocate, also from its cache or RMM's pool."""
         free, total = torch.cuda.mem_get_info(self.device)
         if not self.is_counted:
             kept, left = _rmm_free_bytes(self.device.index)
@@ -484,8 +456,7 @@ class CudaMemory:
         """Run ``action()``, and return its peak memory in bytes, above the memory held before.
 
         The action is run up to three times, until torch holds as much memory after it as before:
-        otherwise, another thread has allocated or freed memory. The last run counts in any case.
-        Torch's peak statistics are reset.
+        otherwise, another thread has allocated or freed memory. Torch's peak statistics are reset.
         """
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)
@@ -501,11 +472,10 @@ class CudaMemory:
 
 
 def _rmm_free_bytes(number: int) -> tuple[int, int | None]:
-    """Return the unused bytes in a GPU's RMM pool, and the bytes still allowed by RMM's limit.
+    """Return the unused bytes in a GPU's RMM pool, and those left of RMM's limit (None: no limit).
 
-    `number` is the GPU's index. The second value is None if there is no limit. Only adaptors around
-    a pool report its use; without one, as on a cluster that `get_client` did not start, the pool
-    counts as fully used. Returns (0, None) if RMM is not imported.
+    Only adaptors around a pool report its use; without one, as on a cluster that `get_client` did
+    not start, the pool counts as fully used.
     """
     if "rmm" not in sys.modules:  # another allocator than RMM's
         return 0, None
@@ -550,12 +520,10 @@ def find_budget(
     """Return the budget of a model: measured or saved memory on CUDA, else constant limits.
 
     ``probe(rows, width)`` runs a batch in the same way as later batches; the longest texts have
-    `widest` tokens. A measurement is saved in `folder` (default: `default_folder`), and read there
-    later, for the `model` (a name and revision), the `precision` (a dtype) and the `path` (how
-    layers run, such as "packed"), but not if `model` is None. If torch does not count the memory of
-    the GPU (`memory`, default: that of `device`), limits are constants. `width`, for limits on a
-    CPU, is the hidden size if known. `score_rule` is None if attention scores are not kept in
-    memory.
+    `widest` tokens. A measurement is saved in `folder` (default: `default_folder`) under its
+    `budget_key`, but not if `model` is None. If torch does not count the memory of the GPU, limits
+    are constants. `width`, for limits on a CPU, is the hidden size if known. `score_rule` is None
+    if attention scores are not kept in memory.
     """
     if device.type != "cuda":
         return Budget(cpu_limits(width, score_rule))
@@ -583,8 +551,7 @@ def budget_key(
     """Return the key of a saved measurement: everything that the memory of batches depends on.
 
     `model` is a name and revision, `precision` a dtype, `path` how layers run, such as "packed",
-    and `widest` the number of tokens of the longest texts. `device_name` and `total_bytes` are the
-    GPU's product name and memory.
+    and `widest` the number of tokens of the longest texts.
     """
     return {
         "model": model,
@@ -596,11 +563,7 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Return the part of a measurement's key that describes a GPU and the libraries.
-
-    `device_name` and `total_bytes` are the GPU's product name and memory. The other values are the
-    versions of torch, CUDA (or HIP; "" without either), transformers and gpuclassify.
-    """
+    """Return the part of a measurement's key that describes a GPU and the libraries."""
     import transformers
 
     return {
@@ -626,9 +589,8 @@ def default_folder() -> Path:
 class MeasurementFile:
     """Small JSON file that saves a measurement of a model on a device for later processes.
 
-    `key` has everything that the measurement depends on, by name. A file that cannot be read, or
-    has another key, counts as missing. Any number of processes may use the same `folder` (default:
-    `default_folder`), which is created when a file is written.
+    A file that cannot be read, or has another `key`, counts as missing. Any number of processes may
+    use the same `folder` (default: `default_folder`).
     """
 
     def __init__(self, key: dict[str, str | int], folder: Path | None = None) -> None:

@@ -1,7 +1,4 @@
-"""Trial runs of loaded models on random texts, to find out how their batches may be run.
-
-They show whether padding or packing is safe, and whether the model runs in its precision.
-"""
+"""Trial runs of loaded models on random texts, to find out how their batches may be run."""
 
 from __future__ import annotations
 
@@ -76,24 +73,21 @@ class ProbedModel(ABC):
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Compute the outputs of one batch padded on `side`, float32 (rows, outputs).
 
-        A token classifier's are (tokens, outputs), row after row without padding. A batch that
-        `is_packed` is padded on the right, and its layers run without padding.
+        A token classifier's are (tokens, outputs), row after row without padding.
         """
 
     @abstractmethod
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Call this model's network, or a copy; return its outputs, float32 (rows, outputs).
+        """Call a network with tensors by name; return its outputs, float32 (rows, outputs).
 
-        `inputs` are tensors by name, such as "input_ids". A token classifier's outputs are (rows,
-        tokens, outputs).
+        A token classifier's are (rows, tokens, outputs).
         """
 
     @torch.inference_mode()
     def check_precision(self) -> None:
         """Raise PrecisionError if the model fails on a short text, as some do in half precision.
 
-        Out-of-memory errors and errors of a broken device are raised unchanged. The values of the
-        outputs are not checked.
+        Out-of-memory errors and errors of a broken device are raised unchanged.
         """
         batch = pad(self.probe([8]), np.zeros(1, dtype=np.int64), self.pad_id)
         try:
@@ -132,10 +126,9 @@ class ProbedModel(ABC):
         """Whether the network changes itself when it runs a batch; measured once.
 
         BigBird switches to full attention for good after a short text, and some rotary positions
-        stretch with the longest row. Such a network is copied for each batch of equally long texts.
-        False, without a measurement, for a user's own module, a network without a transformers
-        model, and a `DisentangledEncoder`. Raises CheckpointError if a measured network is not
-        deterministic.
+        stretch with the longest row. False, without a measurement, for a user's own module, a
+        network without a transformers model, and a `DisentangledEncoder`. Raises CheckpointError if
+        a measured network is not deterministic.
         """
         is_own = self.identity is None or _config_of(self.module) is None
         if is_own or fast_encoder(self.module) is not None:
@@ -145,9 +138,8 @@ class ProbedModel(ABC):
     def is_padding_safe(self, side: str) -> bool:
         """Tell whether padding on `side`, "left" or "right", leaves outputs unchanged.
 
-        Measured once per side, by random texts, up to rounding. Some architectures let padding leak
-        into real tokens, through convolutions or positions counted from the row's end. False if the
-        network `adapts_to_length`.
+        Measured once per side. Some architectures let padding leak into real tokens, through
+        convolutions or positions counted from the row's end. False if it `adapts_to_length`.
         """
         if self.adapts_to_length:
             return False
@@ -161,8 +153,7 @@ class ProbedModel(ABC):
     def packed_layers(self) -> PackedLayers | DisentangledEncoder:
         """Return the network's layers, ready to run texts concatenated without padding.
 
-        Raises NotPackableError if they cannot, or if the outputs of packed texts in a trial run,
-        made once, differ from those of texts run alone. A `DisentangledEncoder` needs no trial run.
+        Raises NotPackableError if they cannot. The first call may make a trial run to find out.
         """
         if self._packed_layers is None:
             try:
@@ -179,10 +170,7 @@ class ProbedModel(ABC):
 
     @property
     def is_packable(self) -> bool:
-        """Whether `packed_layers` returns layers and raises no NotPackableError.
-
-        The first use may make a trial run.
-        """
+        """Whether `packed_layers` returns layers; the first use may make a trial run."""
         with contextlib.suppress(NotPackableError):
             return self.packed_layers() is not None
         return False
@@ -253,21 +241,14 @@ class ProbedModel(ABC):
         return self.are_close(together, torch.cat(single))
 
     def are_close(self, outputs: torch.Tensor, expected: torch.Tensor) -> bool:
-        """Tell whether outputs of a trial run, (rows, outputs), are `expected` up to rounding.
-
-        The largest difference may be 1 plus the largest expected magnitude, times 1e-4 in float32
-        or 0.1 in other dtypes. False if a number is NaN.
-        """
+        """Tell whether a trial run's outputs are `expected` up to rounding; False if one is NaN."""
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
         largest = tolerance * (1 + expected.abs().max())
         return bool(largest.isfinite() and (outputs - expected).abs().max() <= largest)
 
 
 def backbone_of(module: nn.Module) -> nn.Module:
-    """Return the outermost transformers model within a network, its head included.
-
-    If there is none, the network itself is returned.
-    """
+    """Return a network's outermost transformers model, head included, or else the network."""
     return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
 
 
@@ -299,11 +280,7 @@ def _makeup_of(module: nn.Module) -> Any:
 
 
 def _settings(config: PretrainedConfig | None) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each setting, also of settings within dicts and lists.
-
-    The dicts and lists themselves are not yielded. Items of a list have the list's name. Nothing is
-    yielded if `config` is None.
-    """
+    """Yield the name and value of each setting, also of settings within dicts and lists."""
     pending = [] if config is None else list(config.to_dict().items())
     for name, value in pending:
         if isinstance(value, dict):

@@ -49,11 +49,10 @@ class Residency(Generic[Model]):
     ) -> Iterator[Model]:
         """Yield the model of `key`, and keep it from being evicted during the ``with`` block.
 
-        A key is a tuple such as (identity, device, precision). A model that is not in the cache is
-        loaded by ``load()``. Before, idle models (those without a lease) are evicted, least
-        recently used first, until ``free_bytes()`` reaches the result of ``needed_bytes()``, which
-        is called once, or none is left. If ``load()`` runs out of memory, all idle models are
-        evicted, and it is called again if there were any. Its other errors are raised.
+        A model that is not in the cache is loaded by ``load()``. Before, idle models (without a
+        lease) are evicted until ``free_bytes()`` reaches ``needed_bytes()``, or none is left. If
+        ``load()`` runs out of memory, all idle models are evicted, and it is called again if there
+        were any.
         """
         resident = self._acquire(key)
         if resident is None:
@@ -89,7 +88,7 @@ class Residency(Generic[Model]):
         """Drop idle models, least recently used first, and return the number of dropped models.
 
         An idle model has no lease. Only models where ``may_drop(key)`` is true are dropped, at most
-        `most` (None: no limit). Unused memory is released even if none is dropped.
+        `most` (None: no limit).
         """
         with self._lock:
             idle = [k for k, r in self._residents.items() if not r.leases and may_drop(k)]

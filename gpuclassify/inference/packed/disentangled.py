@@ -106,8 +106,7 @@ class PositionTables:
 class DisentangledAttention:
     """DeBERTa's attention within texts that are concatenated without padding.
 
-    One object serves one batch, in all layers. `layout` has the texts' offsets, and `positions` the
-    table index of each distance of tokens.
+    One object serves one batch, in all layers.
     """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
@@ -155,8 +154,7 @@ def _attend_texts(
 
     `states` are queries, keys and values, each (texts, heads, tokens, head size). Queries may
     belong to each text's first token only. `tables` come from `PositionTables.ordered`. `is_token`,
-    (texts, tokens), is False for padding; it is None if there is no padding. `scale` applies to the
-    products of queries and keys.
+    (texts, tokens), is False for padding; it is None if there is no padding.
     """
     query, key, _ = states
     context = query.transpose(1, 2).new_empty(query.transpose(1, 2).shape).transpose(1, 2)
@@ -172,10 +170,7 @@ def _attend_texts(
 
 
 def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs of a slice of texts and a slice of heads, to compute one pair at a time.
-
-    This bounds the memory of attention scores. `query` and `key` are (texts, heads, tokens, size).
-    """
+    """Yield pairs of a slice of texts and a slice of heads, to bound the memory of scores."""
     texts, heads, count, _ = query.shape
     score_bytes = count * key.shape[2] * query.element_size()
     part_bytes = CPU_PART_BYTES if query.device.type == "cpu" else GPU_PART_BYTES
@@ -314,10 +309,7 @@ class DisentangledEncoder(DebertaV2Encoder):
     def _states(
         self, embedded: torch.Tensor, attention_mask: torch.Tensor, layout: Layout
     ) -> list[torch.Tensor]:
-        """Run all layers; return the embedding and each layer's output, (rows, width, size).
-
-        For layers that `current_states` skips, the embedding is a placeholder of the output.
-        """
+        """Run all layers; return the embedding and each layer's output, (rows, width, size)."""
         # One position has a single distance, for which a compiler would make another kernel.
         width = max(layout.width, 2)
         attention = self.attention_type(layout, self._positions(width, embedded.device))
@@ -393,9 +385,7 @@ def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:
     """Return a DeBERTa layer's linear projections of relative positions, to keys and to queries.
 
-    Positions projected to keys are multiplied with queries (content to position), and vice versa.
-    `attention` is the self-attention module. A projection is None if the attention has no such
-    term.
+    `attention` is the self-attention module. A projection is None if there is no such term.
     """
     is_shared, types = attention.share_att_key, attention.pos_att_type
     key, query = (
@@ -406,10 +396,7 @@ def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | 
 
 
 def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables:
-    """Make a layer's tables from the embedding of relative positions, (positions, size).
-
-    They are scaled by the layer's `_score_scale`.
-    """
+    """Make a layer's tables from the embedding of relative positions, (positions, size)."""
     scale = _score_scale(attention)
     keys, queries = (
         None

@@ -84,12 +84,11 @@ _kernels: dict[tuple[Any, ...], Kernel | None] = {}  # key: device, dtype, heads
 def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
     """Speed up each DeBERTa-v2 encoder within `module`, by changing its class.
 
-    The new class, `DisentangledEncoder`, runs without padding. Weights and their names do not
-    change. An encoder whose outputs would differ from transformers', or that has no relative
-    attention, keeps its class; the former is logged as a warning. On a GPU, the fastest kernel of
-    attention is measured. The module must be on the device where it will run. `is_first_enough`
-    means that only each row's first token of the last states is read; it is always set for
-    transformers' sequence classifiers.
+    Weights and their names do not change. An encoder whose outputs would differ from transformers',
+    or that has no relative attention, keeps its class. On a GPU, the fastest kernel of attention is
+    measured. The module must be on the device where it will run. `is_first_enough` means that only
+    each row's first token of the last states is read; it is always set for transformers' sequence
+    classifiers.
     """
     for encoder in module.modules():
         if type(encoder) is DebertaV2Encoder and encoder.relative_attention:
@@ -109,11 +108,7 @@ def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
 
 
 def _agrees_with_transformers(encoder: DisentangledEncoder) -> bool:
-    """Tell whether the encoder's first layers have the same outputs as with transformers' forward.
-
-    A copy of them runs two rows of random states on the CPU in float64, where rounding hides no
-    difference.
-    """
+    """Tell whether the encoder's first layers have the outputs of transformers' code in float64."""
     first = _first_layers(encoder).to("cpu", torch.float64)
     states, mask = _random_rows(first, _CHECKED_LENGTHS)
     with torch.inference_mode():
@@ -131,12 +126,7 @@ def _first_layers(encoder: DisentangledEncoder) -> Any:
 def _random_rows(
     encoder: DisentangledEncoder, lengths: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random hidden states of texts with these lengths, and their attention mask.
-
-    `lengths` are in tokens; shorter texts are padded on the right. The shapes are (rows, width,
-    size) and (rows, width). `encoder` determines size, device and dtype of the states. Equal
-    arguments give equal states.
-    """
+    """Return random states of texts of `lengths` tokens, (rows, width, size), and their mask."""
     weight = encoder.rel_embeddings.weight
     shape = (len(lengths), max(lengths), weight.shape[1])
     states = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -145,12 +135,7 @@ def _random_rows(
 
 
 def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttention]:
-    """Return the faster class for an encoder, `FusedAttention` or `DisentangledAttention`.
-
-    It is `FusedAttention`, a single compiled kernel, if the device is in `FUSED_DEVICES`, and the
-    kernel compiles, agrees with `DisentangledAttention` and is faster. `_kernels` keeps the kernel,
-    which is measured once per device, dtype and shape of heads.
-    """
+    """Return the faster class of attention for an encoder, measured once per key of `_kernels`."""
     weight = encoder.rel_embeddings.weight
     if weight.device.type not in FUSED_DEVICES:
         return DisentangledAttention
@@ -167,10 +152,8 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
 def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kernel | None:
     """Return the fastest kernel for fused attention; None if `DisentangledAttention` is faster.
 
-    `key` is a tuple of the device, the dtype, the number of heads, the head size, and whether the
-    layers have each of the two relative-position terms. On a GPU the choice is saved if no kernel
-    raised an error, so that later processes compile and check only that kernel. On another device,
-    only flex_attention with its own sizes is tried.
+    `key` is a key of `_kernels`. On a GPU the choice is saved if no kernel raised an error, so that
+    later processes compile and check only that kernel.
     """
     device, dtype, *shape = key
     if device.type != "cuda":
@@ -198,9 +181,6 @@ def _try_kernels(
 
     The kernel is None unless one has the outputs of `DisentangledAttention`, up to rounding, and is
     faster. With `is_known`, it need not be faster, because an earlier process has measured that.
-    A kernel that raises an error is skipped, unless memory ran out or the device is broken. `key`
-    is a tuple of the device, the dtype, the number of heads, the head size, and whether the layers
-    have each of the two relative-position terms.
     """
     started, compiled = time.perf_counter(), _compilations()
     states, mask = _random_rows(encoder, FUSED_LENGTHS)
@@ -243,9 +223,7 @@ def _time_attention(
 ) -> tuple[torch.Tensor, float]:
     """Time the encoder's first layers with a class of attention.
 
-    `states`, (rows, width, size), are their input, and `mask`, (rows, width), is 1 for a token.
-    Returns the tokens' states after these layers, float32 (tokens, size), and the minimum seconds
-    of a few runs.
+    Returns the tokens' states, float32 (tokens, size), and the minimum seconds of a few runs.
     """
     import torch._dynamo.config
     import torch._inductor.config
@@ -304,13 +282,9 @@ class FusedAttention(DisentangledAttention):
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Compute attention within each text, (1, queries, heads * head size).
+        """Compute the result of `DisentangledAttention`, up to rounding, from the same arguments.
 
-        The result is that of `DisentangledAttention`, up to rounding, which itself computes it if
-        queries belong to first tokens only. `states` are queries, keys and values, each (1, heads,
-        tokens, head size), padded by `pad`; so is the result. `tables` are the layer's projections
-        of relative positions, not ordered by distance, and scaled. `scale` applies to the products
-        of queries and keys.
+        The tokens of `states` and the result are padded by `pad`, except queries of first tokens.
         """
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
@@ -335,8 +309,7 @@ class FusedAttention(DisentangledAttention):
     def _own_blocks(self, kernel: Kernel) -> torch.Tensor:
         """Return each block's first query, and its text's first token and end, int32 (blocks, 3).
 
-        These are token offsets. A block has at most ``kernel.query_tokens`` queries, all of one
-        text. The table is computed once for all layers.
+        These are token offsets. A block has at most ``kernel.query_tokens`` queries, of one text.
         """
         rows = kernel.query_tokens
         if rows not in self._blocks:
@@ -377,9 +350,7 @@ def _attend(
 
     Returns (1, heads, tokens, head size), the shape of `query`, `key` and `value`. `query_terms`
     and `key_terms` are (heads, tokens, positions), or None if the layer has no such term. `indices`
-    maps a distance from key to query, plus `farthest`, to a position. `scale` applies to the
-    products of queries and keys, and `mask` is the block mask that keeps texts separate. `options`
-    tune the kernel.
+    maps a distance from key to query, plus `farthest`, to a position.
     """
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -111,11 +111,7 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def _change_layers(self) -> Iterator[None]:
-        """Pack tokens before the first layer, and unpack them after the last one, by hooks.
-
-        The model's attention function is replaced by `packed_attention`. All threads share the
-        changes. Each has its own batch, with its offsets in `current_layout`.
-        """
+        """Use `packed_attention`, and hooks that pack and unpack tokens, in all threads."""
         with contextlib.ExitStack() as stack:
             for config in self._configs:
                 stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
@@ -262,9 +258,7 @@ def _attend_by_products(
     """Compute attention by matrix products and a softmax, with sums in float32.
 
     In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as in
-    transformers' eager attention. States and result are (texts, heads, width, head size). `mask`
-    comes from `_mask`. `scale` applies to the products of queries and keys; None means the head
-    size to the power -0.5.
+    transformers' eager attention. `mask` comes from `_mask`.
     """
     texts = max(1, _MOST_SCORES // (query.shape[1] * query.shape[2] ** 2))
     if len(query) > texts:
@@ -357,8 +351,8 @@ def find_packed_layers(
     these texts, padded on the right to their longest, and returns outputs (texts, outputs) or, of a
     token classifier, (tokens, outputs). Raises NotPackableError if the network has no list of
     layers, if the outputs or the last layer's states differ beyond rounding when texts are packed,
-    or if a layer cannot run packed. Raises out-of-memory errors and errors of a broken device, too.
-    The result's `is_first_enough` is True if that changes no outputs in another trial run.
+    or if a layer cannot run packed. The result's `is_first_enough` is True if that changes no
+    outputs in another trial run.
     """
     packed = PackedLayers(module)
     is_single = dtype == torch.float32
@@ -402,12 +396,7 @@ def find_packed_layers(
 def _run_alone(
     packed: PackedLayers, texts: int, forward: Forward
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run each of a batch's `texts` texts alone, by ``forward(slice(row, row + 1))``.
-
-    Returns all outputs, (texts, outputs) or, of a token classifier, (tokens, outputs), and a list
-    of the last layer's output for each text, (tokens, size). Also sets ``packed.calls``, the number
-    of layer calls in one run. Raises NotPackableError if there are none.
-    """
+    """Run texts alone; return outputs and the last layer's states, and set ``packed.calls``."""
     outputs, states = [], []
     for row in range(texts):
         with packed.watching() as seen:
