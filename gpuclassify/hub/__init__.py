@@ -1,9 +1,7 @@
 """Models and datasets of the Hub, and saved models, pinned to a version; read `identity.py` first.
 
-A model is named by its Hugging Face Hub name or a directory, or by a path if it is a single file.
-`resolve` and `resolve_file` turn the name into an `Identity` once; configuration, tensor shapes and
-weights are then read at exactly that identity. Pickled weights are never fetched. Tokens are kept
-in process memory only; see `gpuclassify.workers.secrets`.
+`resolve` pins a Hub name or a directory as an `Identity`, and `resolve_file` a model in a single
+file as a `ModelFile`. Most other functions take one of the two.
 """
 
 from gpuclassify.hub.calls import CheckpointError as CheckpointError

@@ -1,7 +1,6 @@
 """Calls to the Hugging Face Hub: retried while it is busy, with errors that show no secrets.
 
-The client library's errors hold requests and their headers. The errors raised here hold them
-neither as cause nor as context.
+The client library's errors hold requests with their headers, so they are not kept as causes.
 """
 
 import random
@@ -70,12 +69,10 @@ class HubBusyError(HubUnreachableError):
 def retried(
     call: Callable[[], Answer], may_pass: Callable[[Exception], bool], *, tries: int = TRIES
 ) -> Answer:
-    """Return ``call()``, retried after an error if ``may_pass(error)`` is True.
+    """Return ``call()``, made up to `tries` times while it raises errors that `may_pass` accepts.
 
-    The call is made at most `tries` times. Other errors, and the last call's error, are raised. The
-    wait before the next call is the error's attribute ``wait_seconds`` if set, else 1, 2, 4 and so
-    on up to 60 seconds, plus up to 1 second at random, which spreads the retries of many workers.
-    An error with more than 600 ``wait_seconds`` is raised at once.
+    The wait between two calls is about the error's attribute ``wait_seconds`` if set, else 1, 2, 4
+    and so on up to 60 seconds. An error with more than 600 ``wait_seconds`` is raised at once.
     """
     for attempt in range(1, tries):
         try:
@@ -101,17 +98,15 @@ def is_busy(error: Exception) -> bool:
 def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
     """Return ``call()``, a huggingface_hub call about the dataset repository `repo`, with retries.
 
-    The call must be safe to repeat: it is made up to `tries` times while the Hub is busy. Raises
-    DatasetAccessError, DatasetMissingError, HubRefusedError or HubUnreachableError at once, and
-    HubBusyError after the last try, or at once if the Hub asks for a wait of over 600 seconds.
+    The call must be safe to repeat. HTTP errors are raised as errors of this module, such as
+    DatasetMissingError.
     """
     return retried(lambda: _answer(call, lambda err: _explain(err, repo)), is_busy, tries=tries)
 
 
 def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int = TRIES) -> Answer:
-    """Return ``call()``, a huggingface_hub call about the model `name`, with retries.
+    """Return ``call()``, a huggingface_hub call about the model `name` at `revision`, with retries.
 
-    The Hub is asked at most `tries` times while it is busy. `revision` is for error messages.
     Raises ModelNotFoundError, ModelAccessError or, also if the Hub stays busy, HubUnreachableError.
     """
     try:
@@ -141,10 +136,7 @@ def _answer(call: Callable[[], Answer], explain: Callable[[BaseException], Excep
 
 
 def unreachable(name: str, revision: str, reason: str) -> str:
-    """Return the error message for a model that is not cached while the Hub is out of reach.
-
-    `reason` says why the Hub cannot be reached, such as "HF_HUB_OFFLINE=1 is set".
-    """
+    """Return the error message for a model that is not cached while the Hub is out of reach."""
     return (
         f"{name} at {revision} is not (completely) in the cache, there is no directory "
         f"{Path(name).absolute()}, and the Hub cannot be reached: {reason}. Run `hf download "
@@ -222,11 +214,7 @@ def _read_status(err: BaseException) -> tuple[int | None, str]:
 
 
 def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
-    """Return a `HubBusyError` if a retry may get an answer, else a plain `HubUnreachableError`.
-
-    `text` is its message. A retry may help if `err`, the failed call's error, is a connection error
-    or has a status in `BUSY_STATUSES`; the result then has the status and the requested wait.
-    """
+    """Return a `HubBusyError` if a retry may help, else a plain `HubUnreachableError`."""
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 

@@ -1,7 +1,4 @@
-"""Files of a model: listed, read and downloaded at the version that its `Identity` pins.
-
-Tensor names and shapes are read from the headers of weight files. A model may be a single file.
-"""
+"""Files of a model: listed, read and downloaded at the version that its `Identity` pins."""
 
 from __future__ import annotations
 
@@ -56,11 +53,9 @@ st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
 
 
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:
-    """List all files of a model as sorted relative paths.
+    """List the files of a model as sorted relative paths, without a directory's hidden files.
 
-    For a model in a directory, hidden files and files in hidden folders are left out. A listing in
-    the cache is used without asking the Hub. If there is none, and the Hub does not answer, only
-    the cached files are listed. Raises HubUnreachableError if weights are not among them.
+    While the Hub does not answer, files that are not cached may be missing from the list.
     """
     if identity.is_directory:
         return visible_files(Path(identity.name))
@@ -79,11 +74,7 @@ def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list
 def read_text(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> str | None:
-    """Read a text file of a model, with line ends as ``\\n``; None if it has no such file.
-
-    A file on the Hub is downloaded to the cache. Raises CheckpointError if the file is not UTF-8,
-    has more than 64 MiB, or is named by an absolute path or one with "..".
-    """
+    """Read a UTF-8 text file of a model, downloaded if need be; None if there is no such file."""
     path = _find_or_fetch(identity, filename, cache_dir)
     return None if path is None else _read_text(path, f"{filename} of {identity.name}")
 
@@ -91,19 +82,13 @@ def read_text(
 def read_json(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> dict[str, Any] | None:
-    """Read a JSON object from a model's file, keys in the file's order; None without the file.
-
-    Raises CheckpointError if the file holds no valid JSON object.
-    """
+    """Read a JSON object from a model's file as a dict; None if the model has no such file."""
     text = read_text(identity, filename, cache_dir=cache_dir)
     return None if text is None else _parse_object(text, f"{filename} of {identity.name}")
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file in a model's directory, its keys in the file's order.
-
-    Raises CheckpointError if the file holds no valid JSON object.
-    """
+    """Read a JSON object from a local file as a dict; raise CheckpointError if it holds none."""
     return _parse_object(_read_text(path, str(path)), str(path))
 
 
@@ -170,12 +155,10 @@ def _is_deep(content: object) -> bool:
 def download(
     identity: Identity, *, cache_dir: Location | None = None, has_weights: bool = True
 ) -> Path:
-    """Return a model's directory, or the local snapshot of a Hub model, downloaded if need be.
+    """Return a model's directory, or a Hub model's folder in the cache, downloaded if need be.
 
-    Only configuration, tokenizer and safetensors files are fetched, and without `has_weights` no
-    safetensors files. A complete snapshot costs no request. Raises ModelChangedError if a
-    directory's files changed after it was pinned, HubUnreachableError if files are neither cached
-    nor can be fetched, and CheckpointError if an index of shards names files outside of the model.
+    Configuration, tokenizer and, with `has_weights`, safetensors files are downloaded. Raises
+    ModelChangedError if a directory's files changed after it was pinned.
     """
     name, revision = identity.name, identity.revision
     if identity.is_directory:
@@ -220,11 +203,9 @@ def _with_own_weights(folder: Path, name: str) -> Path:
 
 
 def weights_paths(folder: Path) -> dict[Path, bool]:
-    """Map the path of each weight file of a model to True if the file can never change.
+    """Map the path of each weight file of a model to True if the file can never change, else False.
 
-    Otherwise, the value is False. The files are ``model.safetensors`` or, without it, all shards in
-    the index; they may be missing. Files in the Hub's cache cannot change, because they are named
-    by their content.
+    Files in the Hub's cache never change, because they are named by content. Some may be missing.
     """
     names = {WEIGHTS}
     if exists(folder / INDEX) and not exists(folder / WEIGHTS):
@@ -239,11 +220,10 @@ def weights_paths(folder: Path) -> dict[Path, bool]:
 def read_tensor_shapes(
     identity: Identity, filename: str = WEIGHTS, *, cache_dir: Location | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors in a model's weight file by name, without reading weights.
+    """Return the shapes of a model's tensors by name, from the headers of its safetensors files.
 
     If the model has no file `filename`, all shards in its index are read. Raises ModelNotFoundError
-    if there are no safetensors weights (pickles are refused), or if a shard is missing, and
-    CheckpointError if a file is damaged.
+    if there are no safetensors weights.
     """
     files = list_files(identity, cache_dir=cache_dir)
     if filename in files:
@@ -333,11 +313,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 
 
 class ModelFile(NamedTuple):
-    """Model that is a single file (such as fastText's), pinned to a commit or a file's digest.
-
-    `identity` has the Hub name or directory, and the version. `filename` is the file's path
-    relative to the repository or directory.
-    """
+    """Model that is a single file, such as fastText's, in a pinned repository or directory."""
 
     identity: Identity
     filename: str
@@ -355,8 +331,7 @@ def resolve_file(
 
     Without `filename`, the only file that matches the shell `patterns` is taken, or ``model.bin``
     if none or several match. If `name` is the path of a file, `filename` and `patterns` are
-    ignored. Raises ModelNotFoundError if there is no such file, ValueError if a `revision` is
-    passed for a local file or directory, and the errors of `resolve` for a Hub name.
+    ignored.
     """
     path = absolute(name)
     if is_file(path) or is_directory_name(name):
@@ -400,9 +375,8 @@ def read_file(
 ) -> Result:
     """Return ``read(file)`` for the opened file of a model that is a single file.
 
-    If the file is neither local nor cached, only the byte ranges that `read` reads are downloaded,
-    in blocks of 1 MiB. `read` gets the file at offset 0, and is called again if the Hub did not
-    answer. Raises ModelChangedError if a local file changed after it was pinned.
+    Parts of an uncached file on the Hub are downloaded as `read` reads them. If the Hub does not
+    answer meanwhile, `read` is called again.
     """
     identity, filename = model
     if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:
@@ -424,8 +398,7 @@ def read_file(
 def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
     """Return the local path of a model that is a single file, downloaded if need be.
 
-    Raises ModelNotFoundError if it does not exist, and ModelChangedError if a local file changed
-    after it was pinned.
+    Raises ModelChangedError if a local file changed after it was pinned.
     """
     identity, filename = model
     path = _find_or_fetch(identity, filename, cache_dir)
@@ -452,11 +425,7 @@ def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) 
 
 
 def _read_weight_map(index: dict[str, Any], name: str) -> dict[str, str]:
-    """Return the weight file of each tensor, from the index of a model's shards.
-
-    `name` is the model, for messages. Raises CheckpointError if the index has no map, or a file is
-    outside of the model or not safetensors.
-    """
+    """Return each tensor's weight file, by tensor name, from the parsed index of shards."""
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
         raise CheckpointError(f"{INDEX} of {name} has no weight_map")
@@ -468,11 +437,7 @@ def _read_weight_map(index: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def check_inside(owner: str, filename: object) -> None:
-    """Raise CheckpointError if `filename`, a relative path, leads out of the model's folder.
-
-    That is, if it is absolute or contains "..". `owner` is the origin of the name, such as a file
-    of an untrusted model, for the message.
-    """
+    """Raise CheckpointError if `filename`, which `owner` names, is absolute or contains ".."."""
     path = PurePosixPath(str(filename))
     if path.is_absolute() or ".." in path.parts:
         raise CheckpointError(
@@ -482,10 +447,7 @@ def check_inside(owner: str, filename: object) -> None:
 
 
 def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Return the local path of a model's file, downloaded if need be; None if there is none.
-
-    Raises CheckpointError if `filename` leads out of the model's folder.
-    """
+    """Return the local path of a model's file, downloaded if need be; None if there is none."""
     name, revision = identity.name, identity.revision
     check_inside(f"a file of {name}", filename)
     if identity.is_directory:
@@ -511,10 +473,7 @@ def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """Return the sorted paths of all files of a Hub model; None if the cache has no listing.
-
-    Each download of a snapshot stores a listing. Listed files need not be cached themselves.
-    """
+    """Return the paths of a Hub model's files, cached or not; None if the cache has no listing."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -528,10 +487,10 @@ def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str]
 
 
 def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
-    """Return the path of a Hub model's cached snapshot if the Hub does not answer, else None.
+    """Return the folder of a Hub model's cached files if the Hub does not answer, else None.
 
-    If the cache has a listing of the model's files, returns None without asking the Hub. Raises
-    HubUnreachableError if the Hub does not answer, and the snapshot is missing or lacks weights.
+    Also returns None if the cache has a listing of the model's files. Raises HubUnreachableError if
+    the Hub does not answer and weights are not cached.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.file_download import repo_folder_name

@@ -55,12 +55,9 @@ def resolve(
 ) -> Identity:
     """Pin a model, by its Hub name or directory, to a Hub commit or a digest of the directory.
 
-    `revision` is a branch, tag or commit of a Hub model (default: "main"). A full sha costs no
-    request, so neither it nor the name is looked up. For a directory, only its own digest is
-    accepted. Without a network, the last cached commit of the revision is used, with a warning in
-    the log. An interrupted save in a directory is finished first. Raises ModelNotFoundError (also
-    for a file), ModelAccessError, ValueError for any other revision of a directory, or
-    HubUnreachableError if the Hub is out of reach and the revision is not cached.
+    `revision` is a branch, tag or commit (default: "main"), and for a directory only its digest. A
+    full commit is not looked up. Without a network, the cached commit of a branch or tag is used,
+    with a warning in the log. Raises ModelNotFoundError, ModelAccessError or HubUnreachableError.
     """
     name = os.fspath(name)
     if is_directory_name(name):
@@ -90,10 +87,7 @@ def resolve(
 
 
 def _settle(folder: Path) -> bool:
-    """Finish this user's interrupted saves in a model directory; return True if there was one.
-
-    Raises ModelNotFoundError if there is one that cannot be finished.
-    """
+    """Finish this user's interrupted saves in a model directory; return True if there was one."""
     try:
         has_moved = finish_saving(folder)
         refuse_unfinished(folder)
@@ -106,11 +100,9 @@ def _settle(folder: Path) -> bool:
 
 
 def is_directory_name(name: Location) -> bool:
-    """Tell whether a model name means a directory rather than a Hub model.
+    """Tell whether a model name means a directory: one that exists, or a name spelt as a path.
 
-    A directory is meant if it exists, or if the name is spelt as a path: absolute, ``.`` or ``..``,
-    starting with ``~``, ``./`` or ``../``, or with more than one slash. A `HubName`, such as the
-    default model of a published classifier, always means a Hub model.
+    A `HubName`, such as a published classifier's default model, always means a Hub model.
     """
     name = os.fspath(name)
     if isinstance(name, HubName):
@@ -133,10 +125,8 @@ def is_commit(revision: str | None) -> bool:
 def directory_digest(path: Location) -> str:
     """Return a digest of a model directory, to detect changes: ``"sha256:"`` and 64 hex digits.
 
-    Weights are not read. The digest covers name, size and modification time of every file that a
-    loader could read (configuration, tokenizer, safetensors; at any depth), and the raw safetensors
-    headers. Hidden files, hidden folders and ``__pycache__`` are ignored. Raises ModelNotFoundError
-    if `path` is no directory.
+    It covers names, sizes and modification times of the files that a loader could read, and the
+    headers of safetensors files, but no weights.
     """
     folder = absolute(path)
     while True:
@@ -174,11 +164,7 @@ def _check_repo_name(name: str) -> None:
 
 
 def _find_commit(name: str, revision: str, cache_dir: Location | None) -> str:
-    """Return the commit of a model's branch or tag, from the Hub or, if out of reach, the cache.
-
-    The use of the cache is logged as a warning. Raises ModelNotFoundError, ModelAccessError (also
-    if the token does not open a gated model), or HubUnreachableError if the cache has no commit.
-    """
+    """Return the commit of a branch or tag, from the Hub or, if that is out of reach, the cache."""
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionResolutionError
 
@@ -226,10 +212,9 @@ def existing_directory(folder: Path) -> Path:
 
 
 def visible_files(folder: Path) -> list[str]:
-    """Return the sorted paths, relative to a folder and with "/", of the files below it.
+    """List the files below a folder as sorted relative paths with "/", without hidden ones.
 
-    Hidden files, hidden folders and ``__pycache__`` are left out. Links to files are listed, but
-    links to folders are not followed. Raises ModelNotFoundError if `folder` is no directory.
+    ``__pycache__`` is left out, too, and links to folders are not followed.
     """
     paths = []
     for root, folders, files in os.walk(existing_directory(folder), onerror=_raise):
@@ -245,10 +230,7 @@ def _raise(err: OSError) -> None:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a file's relative path matches one of the shell `patterns`, with case.
-
-    "*" also matches "/", so that "*.json" matches files in all folders.
-    """
+    """Tell whether a path matches one of the shell `patterns`, whose "*" also matches "/"."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -1,12 +1,10 @@
 """Atomic saving of model directories: a killed process leaves the old or the new model.
 
 New files are written into a hidden folder of the directory. Moving the old ``config.json`` into
-that folder commits the save: before it the old files are unchanged, after it the new ones are
-complete. They then replace the old ones, ``config.json`` last, so that a reader unaware of this
-finds no model rather than a mixed one. If the process ends in between, the same user's next read or
-save of the directory finishes the move. A hidden folder that was copied along with the directory,
-or belongs to another user, moves nothing: it lacks a mark named after its lock file's owner, inode
-and time. No link is followed.
+that folder commits the save: the new files are then complete. They replace the old ones,
+``config.json`` last, so that a reader finds no model rather than a mixed one. If the process ends
+in between, the same user's next read or save of the directory finishes the move. The files of a
+committed save stay hidden if the folder is a copy or another user's.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ _LOCK = ".lock"
 def workshop(directory: Path) -> Iterator[Path]:
     """Yield a new hidden folder in `directory` for unfinished files, removed after the block.
 
-    A folder with a committed save stays, for `sweep` to finish. `directory` is created if need be.
-    Interrupted saves in `directory` are finished or removed first.
+    Interrupted saves in `directory` are finished or removed first. A committed save stays.
     """
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
@@ -63,11 +60,10 @@ def workshop(directory: Path) -> Iterator[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Finish or remove interrupted saves in a model directory, whose files are in hidden folders.
+    """Finish this user's complete but interrupted saves in a model directory.
 
-    Complete saves by this user are finished: their files are moved to the directory. Complete saves
-    by other users, and copies, stay. Incomplete saves by any user are removed if permissions allow,
-    except folders that a running save has locked, and those on a file system without locks.
+    Incomplete saves of any user are removed if they can be locked, which a running save prevents.
+    Complete saves of other users are left alone.
     """
     for folder in directory.glob(f"{_HIDDEN}*"):
         if folder.is_symlink() or (exists(folder / _DECIDED) and not _is_own(folder)):
@@ -82,10 +78,8 @@ def sweep(directory: Path) -> None:
 def saving(directory: Path) -> Iterator[Path]:
     """Yield a folder to write a model into; after the block, it replaces the model in `directory`.
 
-    The replacement is atomic. Nothing is replaced if the block raises. Files in `directory` that
-    the block does not write anew stay. If the block writes ``model.safetensors``, the file's
-    SHA-256 is added to ``config.json``. Raises FileNotFoundError if the block writes no
-    ``config.json``, and `directory` has none.
+    The replacement is atomic, and skipped if the block raises. Other files in `directory` stay. The
+    SHA-256 of a new ``model.safetensors`` is added to ``config.json``, which must exist by then.
     """
     with workshop(directory) as folder:
         yield folder
@@ -107,10 +101,7 @@ def saving(directory: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, replacing an earlier one; create its folder if need be.
-
-    Interrupted saves in this folder are finished or removed first.
-    """
+    """Write a file atomically, replacing an earlier one; create its folder if need be."""
     with workshop(path.parent) as folder:
         with (folder / path.name).open("wb") as file:
             file.write(content)
@@ -120,10 +111,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def finish_saving(directory: Path) -> bool:
-    """Move the files of this user's complete but interrupted saves into a model directory.
-
-    Returns True if there was such a save. Other interrupted saves are left alone.
-    """
+    """Finish this user's complete but interrupted saves in a directory; return True if any."""
     interrupted = list(filter(_is_own, _committed(directory)))
     for folder in interrupted:
         _move_files(folder)
@@ -131,11 +119,7 @@ def finish_saving(directory: Path) -> bool:
 
 
 def config_text(directory: Path) -> str | None:
-    """Return the text of a model's ``config.json``, even while a save replaces the file.
-
-    If the file is missing because a save of this user was interrupted, that save is finished.
-    Returns None if the model has no such file.
-    """
+    """Return the text of a model's ``config.json``, even during a save; None if it has none."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             return (directory / CONFIG).read_text(encoding="utf-8")
@@ -144,21 +128,14 @@ def config_text(directory: Path) -> str | None:
 
 
 def refuse_unfinished(directory: Path) -> None:
-    """Raise PermissionError if a model directory has a save that this user cannot finish.
-
-    Such a save was interrupted. Its files are complete, but still in a hidden folder, which belongs
-    to another user or is a copy.
-    """
+    """Raise PermissionError if a model directory has a save that this user cannot finish."""
     for folder in _committed(directory):
         if not _is_own(folder) and exists(folder / _DECIDED):
             raise PermissionError(f"{folder.name} is another user's, or a copy of such a folder")
 
 
 def _committed(directory: Path) -> list[Path]:
-    """Return the hidden folders of complete saves whose files were not all moved to `directory`.
-
-    Empty if ``config.json`` is there, because it is moved last.
-    """
+    """Return the hidden folders of complete saves whose files were not all moved to `directory`."""
     if exists(directory / CONFIG):
         return []
     return [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]
@@ -171,11 +148,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
-    """Lock a save's hidden folder until the returned file is closed; never wait for the lock.
-
-    `flags` are more flags of ``os.open``, such as O_EXCL for a new folder. Raises BlockingIOError
-    if another process has locked the folder, and FileNotFoundError if it is gone.
-    """
+    """Lock a save's hidden folder until the returned file is closed; raise OSError if it cannot."""
     path = folder / _LOCK
     flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
     file = os.fdopen(os.open(path, flags, 0o666), "wb")
@@ -218,12 +191,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _commit(directory: Path, folder: Path) -> None:
-    """Commit a save: move the old ``config.json`` of `directory` into the save's hidden `folder`.
-
-    The moved file (or an empty file if there was none) marks the new files in `folder` as complete:
-    if this process ends, another one moves them to `directory`. Before, this function finishes
-    earlier saves of this user that were committed, but interrupted.
-    """
+    """Commit a save: put the old ``config.json``, or else an empty file, into its `folder`."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             (directory / CONFIG).rename(folder / _DECIDED)
@@ -234,11 +202,7 @@ def _commit(directory: Path, folder: Path) -> None:
 
 
 def _move_files(folder: Path) -> None:
-    """Move a committed save's files from the hidden `folder` to its parent, the model directory.
-
-    Committed means that all files are written, and the old ``config.json`` is in `folder`. In the
-    end, the folder is removed. Several processes may call this function at once.
-    """
+    """Move a committed save's files from `folder` to its parent, and remove `folder`."""
     try:
         targets = _targets(folder)
     except FileNotFoundError:  # another process has moved all files and removes the folder
@@ -254,10 +218,7 @@ def _move_files(folder: Path) -> None:
 
 
 def _targets(folder: Path) -> dict[Path, Path]:
-    """Map each file in a save's hidden folder to its path in the model directory.
-
-    Hidden files and links are left out. Raises NotADirectoryError if a path leads through a link.
-    """
+    """Map each visible file of a save's hidden folder to its path in the model directory."""
     targets = {}
     for path in folder.rglob("*"):
         if path.name[0] != "." and is_file(path) and not path.is_symlink():
