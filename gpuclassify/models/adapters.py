@@ -161,11 +161,9 @@ def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
 def without_expressions(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return a LoRA adapter's settings with regular expressions replaced by the names they match.
 
-    `settings` is the parsed ``adapter_config.json``, and `names` are the names of the network's
-    modules and parameters. An expression in ``target_modules`` or ``exclude_modules`` becomes a
-    list of names; a list, None and "all-linear" stay. The keys of ``rank_pattern`` and
-    ``alpha_pattern``, which are also set if missing, become expressions that match the names
-    literally. Raises CheckpointError for an expression that cannot be matched in linear time.
+    `names` are the names of the network's modules and parameters. The keys of ``rank_pattern`` and
+    ``alpha_pattern`` become expressions that match the names literally. Raises CheckpointError for
+    an expression that cannot be matched in linear time.
     """
     replicated = sum(end - start for start, end in settings.get("layer_replication") or ())
     known = {*names}

@@ -128,11 +128,9 @@ KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
 
 @contextlib.contextmanager
 def checking_values(owner: object) -> Iterator[None]:
-    """Convert errors that wrong values in a model's files cause in the block to CheckpointError.
+    """Convert errors such as TypeError, from wrong values in a model's files, to CheckpointError.
 
-    The files can hold any JSON value anywhere, and most are not checked before use.
-    ArithmeticError, AttributeError, LookupError, RecursionError and TypeError are converted; other
-    errors pass. `owner` is the model's name or file, for the message.
+    The files can hold any JSON value anywhere, and most are not checked before use in the block.
     """
     try:
         yield
@@ -162,10 +160,9 @@ class SentenceModel:
     normalizes_cut: bool = False  # truncated embeddings are normalized again
 
     def prompt(self, name: str | None = None) -> str:
-        """Return the text of the prompt called `name`; without a name, of the default prompt.
+        """Return the text of the prompt called `name`, or else of the default prompt, or else "".
 
-        Returns "" if there is neither a name nor a default prompt. Raises ValueError for an unknown
-        name.
+        Raises ValueError for an unknown name.
         """
         name = name or self.default_prompt
         prompts = dict(self.prompts)
@@ -184,8 +181,7 @@ class SentenceModel:
 class Checkpoint:
     """Description of a model at a pinned revision: architecture, labels and sizes, but no weights.
 
-    Read from the model's ``config.json`` and other small files. Small, immutable and equal for
-    equal models, so that it can be sent to workers and hashed.
+    Small, immutable and equal for equal models, so that it can be sent to workers and hashed.
     """
 
     identity: Identity
@@ -210,38 +206,27 @@ class Checkpoint:
 
     @property
     def output_count(self) -> int:
-        """Number of outputs of the network for one text or, of a token classifier, one token.
-
-        0 for an embedding model, and if it is unknown before the network is run.
-        """
+        """Number of outputs per text, or per token if tokens are classified; 0 without labels."""
         return sum(size for _, size in self.heads) or len(self.labels)
 
     @property
     def embedding_width(self) -> int | None:
-        """Number of dimensions of an embedding, after truncation.
-
-        None if the configuration does not state it.
-        """
+        """Number of dimensions of an embedding, after truncation; None if it is unknown."""
         sentence = self.sentence or SentenceModel()
         width = sentence.width or state_width(self.sizes)
         return width and min(width, sentence.truncate_dim or width)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Parsed `config_json`, as a new dict.
-
-        It is the model's ``config.json``, or that of an adapter's base model, or the size of a
-        static model's table of token vectors.
-        """
+        """Parsed `config_json`, as a new dict."""
         return json.loads(self.config_json)
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The network's configuration in transformers' format, used to build the network.
+        """The network's configuration, in transformers' format unless the user builds the network.
 
-        If the model's ``config.json`` names a backbone in place of sizes, it is the backbone's
-        configuration. For a user's own module, it is the ``config.json`` as it is. Raises
-        CheckpointError if transformers' classes do not support a setting, or weights are quantized.
+        It is the backbone's if the model's ``config.json`` names one in place of sizes. Raises
+        CheckpointError if transformers' classes do not support a setting.
         """
         sizes = json.loads(self.backbone_json or self.config_json)
         return sizes if self.layout == OWN_MODULE else network_sizes(sizes, self.identity.name)
@@ -251,8 +236,7 @@ class Checkpoint:
 class OwnModule:
     """Functions that build a user's own network, and optionally its tokenizer.
 
-    They come from the user or from a subclass of a classifier. The network replaces the one that
-    ``config.json`` describes, and the tokenizer, if any, the one in the model's files.
+    They replace the network that ``config.json`` describes, and the tokenizer in the model's files.
     """
 
     # Builds the module, with random weights, from the parsed ``config.json``.
@@ -273,11 +257,10 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Return a description of the text classifier at `identity`, read from its ``config.json``.
 
-    `base_model` overrides the base model named by a checkpoint that has no sizes itself. A
-    `problem_type` overrides the checkpoint's, except for several heads (`POOLED_HEADS`) and
-    Celadon. With `has_own_module`, the user builds the network, so ``config.json`` may hold
-    anything or be missing, and `base_model` is not read. Raises CheckpointError for models that are
-    no text classifiers, and for a `base_model` of a model with its own sizes and tokenizer.
+    `base_model` overrides the base model named by a checkpoint that has no sizes itself, and
+    `problem_type` the checkpoint's, except for several heads. With `has_own_module`, the user
+    builds the network, so ``config.json`` may hold anything or be missing. Raises CheckpointError
+    for models that are no text classifiers.
     """
     if has_own_module:
         config = hub.read_json(identity, "config.json", cache_dir=cache_dir) or {}
@@ -310,9 +293,8 @@ def read_required_json(
 ) -> dict[str, Any]:
     """Read a JSON file that the model at `identity` must have, such as ``config.json``, as a dict.
 
-    If it is missing, raises CheckpointError with `otherwise` in the message, as in "NAME is no
-    saved model: it has no config.json". Also raises it for static embedding models, and for
-    implausible numbers of layers or labels.
+    If it is missing, the CheckpointError says `otherwise`, such as "is no saved model". Static
+    embedding models and implausible sizes are refused, too.
     """
     content = hub.read_json(identity, filename, cache_dir=cache_dir)
     is_static = content is not None and is_model2vec(content)
@@ -344,8 +326,7 @@ def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | N
     """Raise CheckpointError if a configuration states more layers or labels than weights can have.
 
     The network is built before it is compared with the weights, and a wrong number could take all
-    memory. Numbers up to 1,000 pass. For larger ones, the weights' headers are read: there must be
-    as many tensors as layers, and a dimension as large as the number of labels.
+    memory. Numbers up to 1,000 pass unchecked.
     """
     stated = {name: sizes.get(name) for name in (*_COUNTS_OF_LAYERS, "num_labels")}
     for name, count in stated.items():
@@ -363,11 +344,9 @@ def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | N
 
 
 def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return a classifier's labels, ordered by id, from ``id2label`` or ``label2id`` in `config`.
+    """Return a classifier's labels, ordered by id, from ``id2label`` or else ``label2id``.
 
-    ``label2id`` is read only if ``id2label`` is missing or empty. As in transformers, labels are
-    converted to strings and may be equal. Raises CheckpointError unless the ids are 0 to n - 1, for
-    n labels, at least one. `name` is the model's name, for messages.
+    Labels may be equal. Raises CheckpointError unless the ids are 0 to n - 1, for n > 0 labels.
     """
     by_label, by_number = config.get("label2id"), config.get("id2label")
     if not by_number and not by_label:
@@ -389,12 +368,10 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Return the maximum number of tokens that a network's positions allow, and a flag.
+    """Return the maximum number of tokens by a network's configuration, or None, and a flag.
 
-    `sizes` is the network's configuration. The number is None if that states no limit, or for
-    relative positions without a table, which have none. The flag is True if longer texts would
-    fail, as with a table of learned positions. It is False if the model only loses quality beyond
-    the number, as with rotary positions, or if there is no limit.
+    The flag is True if longer texts fail, as with a table of learned positions. It is False if the
+    model only loses quality beyond the number, as with rotary positions, or if there is none.
     """
     kind = sizes.get("model_type")
     if kind == "mpt":  # its attention biases are a table of fixed length
@@ -416,9 +393,9 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def check_ids(checkpoint: Checkpoint, backend: Tokenizer) -> None:
-    """Raise CheckpointError if the model lacks an embedding for any of a tokenizer's token ids.
+    """Raise CheckpointError if the model's ``vocab_size`` is too small for a tokenizer's token ids.
 
-    Nothing is checked for a user's own module, or if the configuration states no ``vocab_size``.
+    Nothing is checked without a ``vocab_size``, or for a network that the user builds.
     """
     rows = None if checkpoint.layout == OWN_MODULE else checkpoint.sizes.get("vocab_size")
     ids = backend.get_vocab()
@@ -458,8 +435,7 @@ def _sequence_classifier(
 def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -> Checkpoint:
     """Return a description of the token classifier at `identity`, saved by transformers.
 
-    Raises CheckpointError for models whose heads do not label tokens. A model whose ``config.json``
-    names no architecture is accepted.
+    Raises CheckpointError for models that declare another head.
     """
     config = read_required_json(identity, "config.json", "is no saved model", cache_dir)
     architectures = [str(name) for name in config.get("architectures") or ()]
@@ -497,10 +473,7 @@ def _adapted_classifier(
 ) -> Checkpoint:
     """Describe a classifier that is a LoRA adapter at `identity` on a base model.
 
-    `adapter` is its parsed ``adapter_config.json``. `base_model` overrides the base model named
-    there, and `problem_type` the one in the base model's ``config.json``; None: no override. Labels
-    are the base model's if their number fits, else "LABEL_0" and so on. Raises CheckpointError if
-    it is no LoRA adapter with a single last layer for text classification.
+    Labels are the base model's if their number fits, else "LABEL_0" and so on.
     """
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
@@ -533,10 +506,8 @@ def find_tokenizer(
 ) -> Checkpoint:
     """Return the checkpoint, with `tokenizer` set to its base model if it has no tokenizer itself.
 
-    Only checkpoints of the layouts `LINEAR_HEAD` and `OWN_MODULE` and LoRA adapters may lack a
-    tokenizer. Others are returned unchanged, without a look for a tokenizer, unless `base_model` is
-    passed. `base_model` overrides the one in ``config.json``; an adapter's is already in ``base``.
-    Raises CheckpointError if there is no tokenizer, and no base model outside of the checkpoint.
+    Layouts that should have a tokenizer are returned unchanged, unless `base_model` is passed. It
+    overrides the one in ``config.json``. Raises CheckpointError if there is no base model either.
     """
     names_base = checkpoint.layout in (LINEAR_HEAD, OWN_MODULE) or checkpoint.base is not None
     if not (names_base or base_model is not None):
@@ -566,12 +537,7 @@ def _with_base_model(
     base_model: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Return a description of a model whose ``config.json`` names a base model instead of sizes.
-
-    The network's sizes are read from the base model's ``config.json``. `config` is the model's own;
-    `base_model`, unless it is None, overrides the one named in it. `layout` tells which head the
-    network has: `POOLED_HEADS` or `LINEAR_HEAD`. The problem type is always a single label.
-    """
+    """Return a description of a model whose ``config.json`` names a base model instead of sizes."""
     # Heads are in the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
     by_id = {"id2label": config.get("task_type_map")} if layout == POOLED_HEADS else config
@@ -596,11 +562,9 @@ def read_backbone(
 ) -> dict[str, Any]:
     """Return the parsed ``config.json`` of the backbone called `base_model`, which has its sizes.
 
-    It is looked for in a folder of the checkpoint `identity` (None: not there), then among known
-    backbones, then as a directory or on the Hub, at `revision` (None: the main branch). There are
-    no default sizes, because tensor shapes do not reveal every wrong size, such as the number of
-    attention heads. Raises CheckpointError if the base model has no ``config.json``, and errors of
-    `hub.resolve`, with a note, if it is not found.
+    It is looked for in a folder of the model `identity`, then among `KNOWN_BACKBONES`, then as a
+    directory or on the Hub. There are no default sizes, because tensor shapes do not reveal every
+    wrong size, such as the number of attention heads.
     """
     if identity is not None and "/" not in base_model:
         own = hub.read_json(identity, f"{base_model}/config.json", cache_dir=cache_dir)
@@ -630,9 +594,7 @@ def read_backbone(
 def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Convert a network's ``config.json`` to a configuration that transformers can build.
 
-    The choice of an attention kernel is dropped, and a published GTE model's settings are
-    converted. Raises CheckpointError, which calls the model `name`, if transformers' classes do not
-    support a setting, or the weights are quantized.
+    Raises CheckpointError if transformers does not support a setting, or weights are quantized.
     """
     dropped = ("attn_implementation", "quantization_config")  # the latter is null here
     sizes = {key: value for key, value in config.items() if not key.endswith(dropped)}
@@ -665,10 +627,7 @@ def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def is_published_gte(config: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration has the format of published GTE models, not of `GteConfig`.
-
-    False for models other than GTE.
-    """
+    """Tell whether a configuration has the format of published GTE models, not of `GteConfig`."""
     return config.get("model_type") in ("new", "gte") and "rope_parameters" not in config
 
 
@@ -712,10 +671,7 @@ def state_width(sizes: Mapping[str, Any]) -> int | None:
 
 
 def first_size(sizes: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the value, an int, of the first of `names` that a configuration sets.
-
-    A null counts as not set. Returns None if it sets none.
-    """
+    """Return the value, an int, of the first of `names` that a configuration sets, else None."""
     return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)
 
 

@@ -99,12 +99,7 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
             return super().save_pretrained(folder, **settings)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write the weights and ``config.json``, in the format of the published classifiers.
-
-        If the base model is neither a Hub name with an owner nor in `KNOWN_BACKBONES`, the
-        backbone's configuration is written into the folder `INSIDE`, which ``base_model`` then
-        names.
-        """
+        """Write the weights and ``config.json``, in the format of the published classifiers."""
         super()._save_pretrained(save_directory)
         config = dict(self.config)
         base_model = config["base_model"]
@@ -126,12 +121,7 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         token: str | bool | None,
         **_: object,
     ) -> Deberta:
-        """Load a model for ``from_pretrained`` from safetensors only; it can be trained further.
-
-        `model_id` is a Hub name or a directory. A `token` that is a string is remembered for the
-        model in this process. The model is in evaluation mode, in float32 on the CPU, and its
-        parameters require gradients. Raises CheckpointError if it has another layout.
-        """
+        """Load a trainable float32 model on the CPU, in evaluation mode."""
         if isinstance(token, str):
             hub.remember_token(model_id, token)
         folder = None if cache_dir is None else str(cache_dir)

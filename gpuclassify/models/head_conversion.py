@@ -41,10 +41,7 @@ class PublishedLayout(NamedTuple):
     backbone: Backbone
 
     def fits(self, layers: Mapping[str, Layer]) -> bool:
-        """Tell whether a file's layers have this format's names, 768 inputs and one output.
-
-        `layers` has weights (outputs, inputs) and biases (outputs,) by layer name.
-        """
+        """Tell whether a file's layers have this format's names, 768 inputs and one output."""
         weights = [weight for weight, _ in layers.values()]
         is_wide = bool(weights) and weights[0].shape[1] == 768 and len(weights[-1]) == 1
         return tuple(layers) == self.layers and is_wide
@@ -84,21 +81,16 @@ def convert_head(
 ) -> tuple[HeadNetwork, str | None]:
     """Convert a file with a classification head to a directory that `HeadClassifier` reads.
 
-    A head is some dense layers on the embedding of a text; `source` is a safetensors, npz or torch
-    file. Returns the head, and the name of the published format that the file has ("JQL" or
-    "FineWeb2-HQ"), or None. Activations and settings of `backbone` that are not passed come from
-    that format. `backbone` has settings of the embedding model by name: ``model``, ``pooling`` and
-    other fields of `Backbone`. A head in `directory` is replaced.
+    `source` is a safetensors, npz or torch file with dense layers. Returns the head, and the name
+    of the published format that the file has ("JQL" or "FineWeb2-HQ"), or None. Activations and
+    settings of `backbone` that are not passed come from that format. `backbone` has settings of the
+    embedding model by name, as in `Backbone`. A head in `directory` is replaced, and another model
+    refused.
 
     `labels` name the outputs in order; without labels, the single output is called "score".
     `problem_type` defaults to a single label for several labels, and else to a regression. Two
-    labels may name the single output of a single-label classifier: its logit is the second label's,
-    and the first label's is 0. ``output_activation="none"`` means no activation; other values
-    apply to regressions only.
-
-    Raises CheckpointError if the file has other tensors, or does not fit labels and activations,
-    ValueError if it has several layers and no `hidden_activation` is known, or if `backbone` has
-    settings but no known model, and FileExistsError if `directory` holds another model.
+    labels may name the single output of a single-label classifier, the second label's logit; the
+    first label's is 0. `output_activation` applies to regressions only; "none" means none.
     """
     path = Path(os.fspath(source)).expanduser()
     layers = _find_layers(path, _read_tensors(path))
@@ -139,10 +131,7 @@ def convert_head(
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a head's file by name, in the order of its layers.
-
-    Raises CheckpointError if the file has another format or is damaged.
-    """
+    """Read the tensors of a head's file by name, in the order of its layers."""
     kind = path.suffix.lower()
     if kind in PICKLES:
         return _read_pickle(path)
@@ -189,9 +178,7 @@ class _Omitted:
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
     """Read a head's tensors from a pickle by name, without running its code; {} if there are none.
 
-    The tensors are items of the pickled dictionary or, without any, of its first item named in
-    `STATE_KEYS` that has some. Lightning's checkpoints also hold objects of any class, which become
-    empty dictionaries. Raises CheckpointError if the file cannot be read like this.
+    Objects of other classes, which Lightning's checkpoints hold, become empty dictionaries.
     """
     import torch
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -223,11 +210,7 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
 
 
 def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Layer]:
-    """Return a head's linear layers by name, in the order of `tensors`.
-
-    A missing bias becomes zeros. Raises CheckpointError if there is no weight, a bias does not fit
-    its weight, or there are other tensors. `path` is for the message.
-    """
+    """Return a head's linear layers by name, in the order of `tensors`; a missing bias is zeros."""
     weights: dict[str, np.ndarray] = {}
     biases: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():

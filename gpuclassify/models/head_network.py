@@ -76,8 +76,7 @@ class HeadCheckpoint(Checkpoint):
 class HeadNetwork:
     """Classification head in memory: dense layers that map embeddings of texts to outputs.
 
-    Raises CheckpointError if the layers, labels, problem type and activations do not fit each
-    other, or a weight is NaN or infinite.
+    Raises CheckpointError if its parts do not fit each other, or a weight is not finite.
     """
 
     # Weights (outputs, inputs) and biases (outputs,) of each dense layer; kept as float32.
@@ -103,10 +102,9 @@ class HeadNetwork:
             raise CheckpointError(f"the head's {some_of(broken)} hold NaN or infinity")
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
-        """Compute the head's outputs from embeddings, (texts, width).
+        """Compute outputs (texts, outputs), float32 for float32 embeddings (texts, width).
 
-        They are (texts, outputs), and float32 for float32 embeddings. Outputs are logits or a
-        regression's scores, after `output_activation` if there is one.
+        They are logits or a regression's scores, after `output_activation` if there is one.
         """
         activate, values = HIDDEN_ACTIVATIONS[self.hidden_activation], embeddings
         for number, (weight, bias) in enumerate(self.layers):
@@ -154,10 +152,9 @@ class HeadNetwork:
 
 
 def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckpoint:
-    """Return a description of the classification head on embeddings at `identity`.
+    """Describe the classification head at `identity`, without reading its weights.
 
-    Reads ``config.json`` and the header of the weight file, not the weights. Raises CheckpointError
-    if the model is no such head, or its files do not fit each other.
+    Raises CheckpointError if the model is no such head, or its files do not fit each other.
     """
     name, files = identity.name, hub.list_files(identity, cache_dir=cache_dir)
     if missing := [file for file in (CONFIG, WEIGHTS) if file not in files]:
@@ -184,8 +181,7 @@ def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckp
 def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> HeadNetwork:
     """Load the classification head that `checkpoint` describes, with weights, into memory.
 
-    Raises CheckpointError if the weights do not have the saved digest, or ModelChangedError if the
-    files have changed since they were described.
+    Raises CheckpointError or ModelChangedError if the files are not those that were described.
     """
     from safetensors.numpy import load_file
 
@@ -245,9 +241,7 @@ def _check_widths(
 ) -> tuple[int, ...]:
     """Check the shapes of a head's tensors; return the widths of its layers, such as (768, 256, 3).
 
-    They are the number of inputs of each layer, and the number of outputs of the last one. Raises
-    CheckpointError, which calls the head `name`, if shapes do not fit each other, or the last one
-    does not fit `labels`.
+    These are the numbers of inputs of each layer, and of outputs of the last one.
     """
     count = max(len(shapes) // 2, 1)
     weights = [shapes.get(f"layers.{number}.weight", ()) for number in range(count)]
@@ -270,10 +264,7 @@ def _check_widths(
 
 
 def refuse_other_model(folder: Path) -> None:
-    """Raise FileExistsError if a directory holds a model other than a head on embeddings.
-
-    Its ``config.json`` tells; a directory without that file holds no model.
-    """
+    """Raise FileExistsError if a directory holds a model other than a head on embeddings."""
     if (text := config_text(folder)) is None:
         return
     try:

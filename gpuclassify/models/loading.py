@@ -86,12 +86,10 @@ def load_module(
 ) -> nn.Module:
     """Build the network of a checkpoint, and load its weights from `directory`, on the CPU.
 
-    The network is in evaluation mode, without gradients, and its weights have the `dtype`, but an
-    embedding model's dense layers are float32. `custom` is a network that the user builds; if it
-    also loads the weights, they are not checked. If the checkpoint is a LoRA adapter, it is read
-    from `adapter_directory` and merged into the weights. Raises CheckpointError if tensors are
-    missing, unknown, misshaped, or not those that were saved with ``config.json``, and
-    ModelChangedError in the last case if the model was saved again since it was described.
+    The network is in evaluation mode, without gradients. Its weights have the `dtype`, but an
+    embedding model's dense layers are float32. A LoRA adapter is read from `adapter_directory` and
+    merged into the weights. Raises CheckpointError if tensors are missing, unknown or misshaped,
+    unless `custom` loads the weights itself.
     """
     has_weights = custom is not None and custom.has_weights
     if not has_weights:
@@ -120,11 +118,9 @@ def longest_input(
 ) -> int:
     """Return the default maximum number of tokens in a text, special tokens included.
 
-    It is the smallest of the limits by the configuration, the tokenizer and the tables of learned
-    positions in `module` (the network). ``checkpoint.max_tokens`` replaces the tokenizer's limit.
-    Without any limit, it is `max_position_embeddings` or, without that, 512 for a user's network
-    and `NO_LIMIT` for others. `config` is the configuration of a user's network, whose sizes the
-    checkpoint may lack; it is not read for others.
+    It is the smallest of the limits by the configuration, the tokenizer (or
+    ``checkpoint.max_tokens``) and the tables of learned positions in `module`, or else a default.
+    `config` is the configuration of a user's own network; it is not read for others.
     """
     sizes, is_own = checkpoint.sizes, checkpoint.layout == OWN_MODULE
     if is_own:
@@ -138,10 +134,7 @@ def longest_input(
 
 
 def _table_limit(module: nn.Module) -> int | None:
-    """Return the maximum number of tokens that a network's tables of learned positions allow.
-
-    Returns None if it has no such table.
-    """
+    """Return the maximum number of tokens by a network's learned positions; None if it has none."""
     limits = []
     for name, part in module.named_modules():
         *path, last = name.split(".")
@@ -156,21 +149,16 @@ def _table_limit(module: nn.Module) -> int | None:
 def check_tensors(
     checkpoint: Checkpoint, cache_dir: str | None = None, custom: OwnModule | None = None
 ) -> None:
-    """Compare the tensors of a checkpoint's safetensors headers with the tensors of its network.
+    """Raise CheckpointError if a checkpoint's safetensors headers do not fit its network.
 
-    No weights are downloaded. `custom` is a network that the user builds, in place of the
-    checkpoint's. Raises CheckpointError, which names tensors that are missing, unknown or
-    misshaped.
+    `custom` is a network that the user builds, in place of the checkpoint's.
     """
     module = build_without_memory(checkpoint, custom)
     check_headers(checkpoint, shapes_of(module.state_dict()), cache_dir, _tied_names(module))
 
 
 def build_without_memory(checkpoint: Checkpoint, custom: OwnModule | None = None) -> nn.Module:
-    """Build the network of a checkpoint on torch's meta device: shapes, but no weights.
-
-    `custom` is a network that the user builds in place of the checkpoint's.
-    """
+    """Build a checkpoint's network, or `custom`, on torch's meta device, without weights."""
     with building_lock, torch.device("meta"):
         return _build(checkpoint, custom)
 
@@ -186,10 +174,9 @@ def _tied_names(module: nn.Module) -> list[list[str]]:
 def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -> None:
     """Run a user's network on torch's meta device, without weights, to find errors before a job.
 
-    With `unpacks`, the network is called with ``input_ids`` and ``attention_mask`` as keyword
-    arguments, else with one dict of them. Raises CheckpointError if it does not take these, or has
-    another number of outputs than labels. A network that raises RuntimeError or NotImplementedError
-    without weights is not checked.
+    With `unpacks`, ``input_ids`` and ``attention_mask`` are keyword arguments, else one dict.
+    Raises CheckpointError if the network does not take these, or has another number of outputs than
+    labels. A network that cannot run without weights is not checked.
     """
     with building_lock, torch.device("meta"), torch.inference_mode():
         module = custom.build(checkpoint.config).eval()
@@ -237,22 +224,14 @@ def _auto_class(checkpoint: Checkpoint) -> Any:
 
 
 def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
-    """Build a transformers network without a head, with random float32 weights.
-
-    `sizes` is its configuration, as in ``config.json``, and `owner` its name, for messages. Raises
-    CheckpointError if transformers cannot build it.
-    """
+    """Build a transformers network of these sizes, without a head, with random float32 weights."""
     from transformers import AutoModel
 
     return new_network(AutoModel, network_config(sizes, owner), owner)
 
 
 def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
-    """Build a network with random float32 weights by `loader`, a class such as `AutoModel`.
-
-    Raises CheckpointError, which calls the model `owner`, if transformers has no such class for
-    this architecture, or a size has a wrong value.
-    """
+    """Build a network with random float32 weights by `loader`, a class such as `AutoModel`."""
     if type(config) not in loader._model_mapping:
         kind = loader.__name__.removeprefix("AutoModel").removeprefix("For") or "encoder"
         raise CheckpointError(
@@ -268,10 +247,7 @@ def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
 
 
 def network_config(sizes: dict[str, Any], owner: str) -> Any:
-    """Convert a network's parsed ``config.json`` to a transformers configuration object.
-
-    Raises CheckpointError, which calls the model `owner`, if transformers does not take it.
-    """
+    """Convert a network's parsed ``config.json`` to a transformers configuration object."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -308,9 +284,8 @@ def _load_strictly(
 def read_weights(directory: Path) -> dict[str, Any]:
     """Open the safetensors files in a model's directory; return lazy slices of tensors by name.
 
-    Indexing a slice with ``[...]`` reads the tensor. Files that cannot change are memory-mapped, so
-    that processes share them. Other files are read, because a mapped file that is overwritten
-    changes the model, and one cut short ends the process.
+    Indexing a slice with ``[...]`` reads the tensor. Only files that cannot change are mapped into
+    memory: an overwritten file would change the model, and one cut short would end the process.
     """
     slices: dict[str, Any] = {}
     for path, is_fixed in hub.weights_paths(directory).items():
@@ -385,11 +360,9 @@ def pretrained(
     """Build a network by a transformers class, and load its weights from `directory` as `dtype`.
 
     `loader` is a class such as `AutoModel`. ``select(tensors)`` gets the files' tensors by name, as
-    lazy slices, and returns those to load, with their names in the network (default: all).
-    ``needed(names)`` selects, out of names of the network's tensors, those that must be loaded
-    (default: all). Raises CheckpointError, which calls the model `owner`, if needed tensors are
-    missing or misshaped, if selected tensors are of another architecture (`unused_tensors`), or if
-    there is an adapter in `directory`.
+    lazy slices, and returns those to load, with their names in the network. ``needed(names)``
+    selects, out of names of the network's tensors, those that must be loaded. Raises
+    CheckpointError if these are missing or misshaped, or if the files are of another architecture.
     """
     if exists(directory / ADAPTER_CONFIG):
         raise CheckpointError(
@@ -438,10 +411,9 @@ def check_adapter(
     network: PreTrainedModel,
     cache_dir: str | None = None,
 ) -> None:
-    """Compare a LoRA adapter's safetensors headers with the tensors that its settings require.
+    """Raise CheckpointError if a LoRA adapter's safetensors headers do not fit its settings.
 
-    `checkpoint` has the settings, and `network` is the base model on torch's meta device, which is
-    changed. Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
+    `checkpoint` has the settings. `network`, the base model on torch's meta device, is changed.
     """
     shapes = _without_base(hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir))
     expected = adapter_shapes(json.loads(checkpoint.adapter_json), network, adapter.name)
@@ -453,9 +425,8 @@ def adapter_shapes(
 ) -> Shapes:
     """Return the tensor shapes, by name, that a LoRA adapter with these settings has.
 
-    `settings` is the parsed ``adapter_config.json``. `network` is the base model on torch's meta
-    device, and is changed. Raises CheckpointError, which calls the adapter `owner`, if the settings
-    do not fit the network.
+    `settings` is the parsed ``adapter_config.json``. `network`, the base model on torch's meta
+    device, is changed. Raises CheckpointError if the settings do not fit it.
     """
     peft = import_peft()
     try:
@@ -471,12 +442,10 @@ def adapter_shapes(
 def load_adapter(
     directory: Path, network: PreTrainedModel, device: torch.device
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Load a LoRA adapter from `directory`.
+    """Load a LoRA adapter: peft's configuration, and tensors by name on `device`.
 
-    Returns peft's configuration, and tensors by name on `device`, with their saved names and
-    precision. `network` is the base model on torch's meta device, and is changed. The base model
-    that the adapter names is not looked up, because it may be a path on the machine where the
-    adapter was trained. Raises CheckpointError if files are missing, or do not fit the network.
+    `network`, the base model on torch's meta device, is changed. Raises CheckpointError if files
+    are missing, or do not fit the network.
     """
     missing = [n for n in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not exists(directory / n)]
     if missing:
@@ -494,10 +463,7 @@ def load_adapter(
 
 
 def import_peft() -> ModuleType:
-    """Import and return peft.
-
-    Without it, raises ModuleNotFoundError with the command that installs it.
-    """
+    """Import and return peft; without it, raise an error that says how to install it."""
     try:
         import peft
     except ModuleNotFoundError as err:
@@ -509,10 +475,7 @@ def import_peft() -> ModuleType:
 
 
 def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
-    """Convert a parsed ``adapter_config.json`` to peft's `LoraConfig` for the base `network`.
-
-    Raises CheckpointError for a setting that this release of peft does not have.
-    """
+    """Convert a parsed ``adapter_config.json`` to peft's `LoraConfig` for the base `network`."""
     names = itertools.chain(network.named_modules(), network.named_parameters())
     settings = without_expressions(settings, (name for name, _ in names))
     # Some initializations of an adapter would change the base weights.

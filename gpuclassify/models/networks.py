@@ -1,7 +1,6 @@
 """Torch modules of classifiers and embedders: a backbone (encoder) with heads or pooling.
 
-Their tensors have the names of published checkpoints. Outputs do not depend on padding, on either
-side.
+Their tensors have the names of published checkpoints. Outputs do not depend on padding.
 """
 
 from __future__ import annotations
@@ -17,31 +16,22 @@ from gpuclassify.models.checkpoint import CheckpointError
 
 
 def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Average the hidden states of each row's tokens, special tokens included, float32.
+    """Average the hidden states of each row's tokens, special tokens included, in float32.
 
-    `states` (rows, tokens, width) have any precision and are summed in float32. The mask, int64
-    (rows, tokens), has 1 for a token and 0 for padding. The result is (rows, width); a row without
-    tokens has zeros.
+    `states` are (rows, tokens, width), the mask (rows, tokens) is 0 for padding, and the result is
+    (rows, width). A row without tokens has zeros.
     """
     mask = attention_mask.unsqueeze(-1).float()
     return (states.float() * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
 
 
 def first_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the hidden state of each row's first token that is not padding, float32.
-
-    `states` are (rows, tokens, width), and the mask (rows, tokens) is 0 for padding. The result is
-    (rows, width).
-    """
+    """Return the state, float32 (rows, width), of each row's first token that is not padding."""
     return _rows_at(states, attention_mask.argmax(dim=1)).float()
 
 
 def last_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the hidden state of each row's last token that is not padding, float32.
-
-    `states` are (rows, tokens, width), and the mask (rows, tokens) is 0 for padding. The result is
-    (rows, width).
-    """
+    """Return the state, float32 (rows, width), of each row's last token that is not padding."""
     columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     return _rows_at(states, (attention_mask * columns).argmax(dim=1)).float()
 
@@ -51,10 +41,7 @@ def _rows_at(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 class FirstTokenHead(nn.Module):
-    """A backbone with one linear layer on the first token's hidden state.
-
-    Its tensors are called ``model.*`` and ``fc.*``.
-    """
+    """Backbone (`model`) with one linear layer (`fc`) on the first token's hidden state."""
 
     def __init__(self, backbone: nn.Module, outputs: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -78,9 +65,8 @@ class FirstTokenHead(nn.Module):
 class PooledHeads(nn.Module):
     """A backbone with several classification heads, linear layers on the mean of token states.
 
-    The layout of ``nvidia/prompt-task-and-complexity-classifier``: tensors ``backbone.*`` and
-    ``head_0.fc.*`` onwards, without dropout. `sizes` are the heads' numbers of outputs, in their
-    order.
+    The layout of ``nvidia/prompt-task-and-complexity-classifier``. `sizes` are the heads' numbers
+    of outputs.
     """
 
     def __init__(self, backbone: nn.Module, sizes: Sequence[int]) -> None:
@@ -94,12 +80,7 @@ class PooledHeads(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute the concatenated logits of all heads, (rows, sum of sizes).
-
-        Token ids and attention mask are (rows, tokens); `extra` are further arguments of the
-        backbone. Special tokens are part of the mean, which is computed in float32 for any dtype of
-        the weights.
-        """
+        """Compute the concatenated logits of all heads, (rows, sum of sizes)."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
         states = hidden.last_hidden_state
         mean = mean_of_tokens(states, attention_mask).to(states.dtype)
@@ -108,11 +89,9 @@ class PooledHeads(nn.Module):
 
 
 class FirstTokenLevels(nn.Module):
-    """A backbone with several heads, linear layers on the first token's state that rate a text.
+    """A backbone with `count` linear heads on the first token's state, of `levels` outputs each.
 
-    The layout of ``PleIAs/celadon``: tensors ``deberta.*`` and ``heads.0.*`` onwards, without
-    dropout. There are `count` heads with `levels` outputs each. A head's result is the index of its
-    largest output, 0 to ``levels - 1``, such as how violent a text is.
+    The layout of ``PleIAs/celadon``. A head rates a text by the index of its largest output.
     """
 
     def __init__(self, backbone: nn.Module, count: int, levels: int = 4) -> None:
@@ -124,11 +103,7 @@ class FirstTokenLevels(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute a level for each head, such as 0 to 3, from token ids and mask (rows, tokens).
-
-        The result is (rows, heads), whole numbers in the dtype of the network. `extra` are further
-        arguments of the backbone.
-        """
+        """Compute a level for each head, (rows, heads), whole numbers in the network's dtype."""
         hidden = self.deberta(input_ids=input_ids, attention_mask=attention_mask, **extra)
         first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
         levels = [head(first).argmax(dim=1) for head in self.heads]
@@ -138,9 +113,7 @@ class FirstTokenLevels(nn.Module):
 class ScoreAndProbability(nn.Module):
     """A DeBERTa with transformers' pooler, and two linear layers on the pooled first token.
 
-    One gives a score, and the other, with a sigmoid, a probability. The layout of
-    ``utter-project/EuroFilter-v1``: tensors ``deberta.*``, ``pooler.dense.*``, ``regressor.*`` and
-    ``binary_classifier.*``.
+    One gives a score, and the other a probability. The layout of ``utter-project/EuroFilter-v1``.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
@@ -158,11 +131,7 @@ class ScoreAndProbability(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute a score and a probability for each text, (rows, 2), in this order.
-
-        Token ids and attention mask are (rows, tokens). `extra` are further arguments of the
-        backbone.
-        """
+        """Compute a score and a probability for each text, (rows, 2), in this order."""
         hidden = self.deberta(input_ids=input_ids, attention_mask=attention_mask, **extra)
         first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
         pooled = self._activation(self.pooler["dense"](first))
@@ -173,10 +142,9 @@ _POOL = {"mean": mean_of_tokens, "cls": first_token, "last": last_token}
 
 
 class PooledEmbedding(nn.Module):
-    """Embedding model: a backbone whose token states are pooled by "mean", "cls" or "last".
+    """Embedding model: a backbone whose token states are pooled by "mean", "cls" (first) or "last".
 
-    "cls" means the state of the first token. Pooled states go through the attribute `dense`, which
-    changes nothing until other layers are assigned.
+    Pooled states go through the attribute `dense`, the identity until layers are assigned.
     """
 
     def __init__(self, backbone: nn.Module, pooling: str) -> None:
@@ -196,10 +164,9 @@ class PooledEmbedding(nn.Module):
 class TokenAverage(nn.Module):
     """Static embedding model: the mean of fixed vectors of a text's tokens; zeros if it has none.
 
-    `vectors` are (token ids, width). The token id `unknown` is ignored. `token_chars` is for the
-    tokenizer: if it is set, as in models of model2vec, at most that many characters of a text are
-    read per token of the length limit. Means go through the attribute `dense`, which changes
-    nothing until other layers are assigned.
+    `vectors` are (token ids, width), and the token id `unknown` is ignored. `token_chars` is for
+    the tokenizer: if set, it reads at most that many characters of a text per token of the length
+    limit. Means go through the attribute `dense`, the identity until layers are assigned.
     """
 
     def __init__(
@@ -213,27 +180,17 @@ class TokenAverage(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute embeddings, float32 (rows, width), from token ids and mask (rows, tokens).
-
-        `extra` is ignored.
-        """
+        """Compute embeddings, float32 (rows, width), from token ids and mask (rows, tokens)."""
         lengths = attention_mask.sum(1)
         return self.average(input_ids[attention_mask.bool()], lengths.cumsum(0) - lengths)
 
     def average(self, ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Compute embeddings, float32 (texts, width), from the concatenated token ids of texts.
-
-        `starts`, (texts,), are the offsets at which texts begin in `ids`, and have the same dtype.
-        """
+        """Compute embeddings, float32 (texts, width), from joined token ids and texts' offsets."""
         return self.dense(self.vectors(ids, starts).float())
 
 
 class GuardLayers(nn.Module):
-    """Classification head of ``nvidia/instruction-data-guard``, with its names and inner sizes.
-
-    Four linear layers. The input is a decoder's hidden state, of width `input_dim`; it is scaled to
-    length 1 first.
-    """
+    """Classification head of ``nvidia/instruction-data-guard``, on a state scaled to length 1."""
 
     def __init__(self, input_dim: int) -> None:
         super().__init__()
@@ -253,10 +210,8 @@ class GuardLayers(nn.Module):
 def refuse_wrong_outputs(module: nn.Module, outputs: object, rows: int, count: int) -> torch.Tensor:
     """Check the outputs of a network, and return them as a tensor (rows, outputs).
 
-    `outputs` may be a tensor, also of shape (rows,), or an object with a tensor `logits`. `rows`
-    and `count` are the expected numbers of texts and of outputs per text; 0 for `count` accepts any
-    number. `module` is the network, for messages. Raises CheckpointError for another shape or
-    another kind of object.
+    `outputs` may be a tensor, also of shape (rows,), or an object with a tensor `logits`. Raises
+    CheckpointError unless they are for `rows` texts with `count` outputs each (0: any number).
     """
     logits = getattr(outputs, "logits", outputs)
     if not isinstance(logits, torch.Tensor):

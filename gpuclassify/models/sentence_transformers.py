@@ -96,11 +96,9 @@ def read_embedding_checkpoint(
     """Return a description of the embedding model at `identity`, read from its files.
 
     `pooling` ("mean", "cls" or "last"), `normalize` and `truncate_dim` (dimensions kept) override
-    the files; None: no override. Without files of sentence-transformers, that library's defaults
-    hold: the last token of a causal language model, the mean of all tokens of any other model, not
-    normalized. Raises CheckpointError, which names modules and settings that would give other
-    embeddings here than in sentence-transformers, and for adapters, encoder-decoders, and `pooling`
-    other than "mean" of a static model.
+    the files unless they are None. Without files of sentence-transformers, its defaults hold.
+    Raises CheckpointError for modules and settings that would give other embeddings here than in
+    sentence-transformers.
     """
     files = _Files(identity, cache_dir)
     modules = files.modules()
@@ -138,14 +136,12 @@ def read_embedding_checkpoint(
 def as_cross_encoder(
     checkpoint: Checkpoint, has_activation: bool = True, cache_dir: str | None = None
 ) -> Checkpoint:
-    """Return the description of a classifier of text pairs with settings of CrossEncoder added.
+    """Return a description of a classifier of text pairs with settings of CrossEncoder added.
 
-    CrossEncoder is the class of sentence-transformers for such models. Three settings are read from
-    its files: the default prompt, the maximum number of tokens, and, with `has_activation`, whether
-    the output of a regression with one label gets a sigmoid. Without ``modules.json``, or if
-    another class of sentence-transformers saved it, the first two are not read, and only
-    ``config.json`` may name the activation. Raises CheckpointError, which names settings that would
-    give other scores here than in sentence-transformers.
+    CrossEncoder is a class of sentence-transformers. Its settings are, if the files have them, the
+    default prompt, the maximum number of tokens and, with `has_activation`, whether the output of a
+    regression with one label gets a sigmoid. Raises CheckpointError for settings that would give
+    other scores here than there.
     """
     files = _Files(checkpoint.identity, cache_dir, _PAIRS)
     saved: dict[str, Any] = {}
@@ -164,10 +160,7 @@ def as_cross_encoder(
 
 
 def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
-    """Tell whether CrossEncoder would apply a sigmoid to the model's single output.
-
-    `saved` are the settings in ``config_sentence_transformers.json``.
-    """
+    """Tell whether CrossEncoder would apply a sigmoid to the model's single output."""
     config = checkpoint.config
     settings = (saved, config.get("sentence_transformers") or {})
     named = [found["activation_fn"] for found in settings if found.get("activation_fn")]
@@ -194,11 +187,7 @@ class _Files:
 
     @property
     def have_model_type(self) -> bool:
-        """Whether sentence-transformers saved the files, for a model of class `self.model_type`.
-
-        ``modules.json`` must exist, and ``config_sentence_transformers.json`` must name the class
-        in ``model_type``; without that key, the class is SentenceTransformer.
-        """
+        """Whether sentence-transformers saved the files, for a model of class `self.model_type`."""
         if _MODULES not in hub.list_files(self.identity, cache_dir=self.cache_dir):
             return False
         return self.settings().get("model_type", _SENTENCE) == self.model_type
@@ -207,11 +196,7 @@ class _Files:
         return self._read(_SETTINGS) or {}
 
     def sizes(self) -> dict[str, Any]:
-        """Read ``config.json``, which has the network's sizes, as a dict.
-
-        Raises CheckpointError for adapters and encoder-decoders, or if it is missing, has no
-        ``model_type`` or names a base model.
-        """
+        """Read ``config.json``; raise CheckpointError unless it is an encoder's or a decoder's."""
         config, name = self._read("config.json"), self.identity.name
         if self._read("adapter_config.json") is not None:
             raise CheckpointError(
@@ -237,8 +222,7 @@ class _Files:
         """Return the size of a static model's table of token vectors, and the model's settings.
 
         The size is a dict with the keys ``model_type``, ``vocab_size`` (number of tokens) and
-        ``hidden_size`` (length of a vector). `folder` has the weights. Raises CheckpointError if
-        they have no such table.
+        ``hidden_size`` (length of a vector). `folder` has the weights.
         """
         name, weights = self.identity.name, f"{folder}/{WEIGHTS}".lstrip("/")
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
@@ -260,10 +244,7 @@ class _Files:
         )
 
     def dense_width(self, folder: str) -> int:
-        """Check the files of the dense layer in `folder`, and return its number of outputs.
-
-        Raises CheckpointError for settings or tensors that this package does not run.
-        """
+        """Check the files of the dense layer in `folder`, and return its number of outputs."""
         settings = {"activation_function": "torch.nn.Tanh"}
         settings |= self._read(f"{folder}/config.json") or {}
         library, _, activation = settings["activation_function"].rpartition(".")
@@ -285,10 +266,9 @@ class _Files:
         return linear[0]
 
     def modules(self) -> list[tuple[str, str]]:
-        """Check ``modules.json``; return each module's kind, such as "Pooling", and its folder.
+        """Check ``modules.json``; return the kind, such as "Pooling", and folder of each module.
 
-        Pairs are in the order of the modules; the folder "" is the model's own. Without the file,
-        the list is empty. Raises CheckpointError for modules that this package does not run.
+        The folder "" is the model's own. Without the file, the list is empty.
         """
         name = self.identity.name
         text = hub.read_text(self.identity, _MODULES, cache_dir=self.cache_dir)
@@ -334,10 +314,7 @@ class _Files:
         return folder_of_module
 
     def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
-        """Read the pooling module's settings; `modules` maps kinds of modules to folders.
-
-        Returns {} if `modules` is empty. Raises CheckpointError if the file is missing.
-        """
+        """Read the pooling module's settings; {} if `modules`, folders by kind, is empty."""
         if not modules:
             return {}
         filename = f"{modules['Pooling']}/config.json"
@@ -350,10 +327,7 @@ class _Files:
         return config
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Read the Transformer module's settings; {} if there are none.
-
-        Raises CheckpointError for settings that would change outputs and are not supported.
-        """
+        """Read and check the Transformer module's settings; {} if there are none."""
         name = self.identity.name
         present = hub.list_files(self.identity, cache_dir=self.cache_dir)
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
@@ -374,11 +348,7 @@ class _Files:
         return settings
 
     def _are_lower_cased(self, present: Collection[str]) -> bool:
-        """Tell whether the tokenizer lower-cases texts; `present` are the model's files.
-
-        The normalizer in ``tokenizer.json`` decides. Without that file, only a WordPiece tokenizer
-        can, if ``tokenizer_config.json`` says so.
-        """
+        """Tell whether the tokenizer lower-cases texts; `present` are the model's files."""
         if "tokenizer.json" in present:
             return _lowers((self._read("tokenizer.json") or {}).get("normalizer"))
         config = self._read("tokenizer_config.json") or {}
@@ -388,8 +358,7 @@ class _Files:
     def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None, int | None]:
         """Return the prompts as (name, text), the default prompt's name, and `truncate_dim`.
 
-        The last two are None if not set. Raises CheckpointError for wrong values, and for a model
-        of another class than `self.model_type`.
+        The last two are None if not set.
         """
         config, name = self.settings(), self.identity.name
         kind = config.get("model_type", _SENTENCE)
@@ -411,10 +380,7 @@ class _Files:
     def _size(
         self, settings: Mapping[str, Any], key: str, default: int | None = None
     ) -> int | None:
-        """Return the setting `key`, or `default` if it is missing.
-
-        Raises CheckpointError unless the value is None or an int above 0.
-        """
+        """Return the setting `key`, or else `default`; it must be None or an int above 0."""
         value = settings.get(key, default)
         if value is not None and (type(value) is not int or value < 1):
             raise CheckpointError(
@@ -454,12 +420,7 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
-    """Tell whether this package supports the `value` of a setting of the Transformer module.
-
-    Any value is supported if the setting `name` changes no outputs or is read elsewhere. Other
-    settings must be None, have the only supported value for `model_type` ("SentenceTransformer" or
-    "CrossEncoder"), or be dicts of arguments that change no outputs.
-    """
+    """Tell whether this package supports the `value` of a setting of the Transformer module."""
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)

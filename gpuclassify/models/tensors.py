@@ -1,8 +1,7 @@
 """Comparison of a file's tensors with the tensors that a network needs.
 
-Nothing here imports torch, which takes seconds: for common architectures, names and shapes of
-tensors are known without building a network. They follow transformers' `BertModel` and
-`DebertaV2Model`, and GTE's published code.
+Nothing here imports torch, which takes seconds. Names and shapes of tensors follow transformers'
+`BertModel` and `DebertaV2Model`, and GTE's published code.
 """
 
 from __future__ import annotations
@@ -69,11 +68,10 @@ def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
 
 
 def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Return the tensor names, out of `names`, that a checkpoint's weight file must have.
+    """Return the `names` of a network's tensors that a checkpoint's weight file must have.
 
-    `names` are the tensors of the network. A file may lack tensors that do not affect outputs: the
-    pooler and position ids of an embedding model, and layers of a base model that its LoRA adapter
-    replaces. For an adapter, the weight file is the base model's.
+    It may lack an embedding model's pooler, for example. For a LoRA adapter, it is the base model's
+    file, which may lack layers that the adapter replaces.
     """
     if checkpoint.base is not None:
         parts = json.loads(checkpoint.adapter_json).get("modules_to_save") or ()
@@ -84,11 +82,10 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def unused_tensors(unknown: Iterable[str], parts: Collection[str] | None = None) -> set[str]:
-    """Return the unknown tensor names that show that weights are of another architecture.
+    """Return the `unknown` tensor names of a file that show that it is of another architecture.
 
-    `unknown` are names of a checkpoint's tensors that the network does not have. Names that are
-    harmless, such as buffers of older releases and heads of pre-training, are left out. For a
-    network without a head, only names that begin with one of its submodules `parts` are returned.
+    Harmless names, such as old buffers and heads of pre-training, are left out. If `parts` are
+    passed, only names that begin with one of these submodules are returned.
     """
     names = [name for name in unknown if parts is None or name.partition(".")[0] in parts]
     return {name for name in names if not _UNUSED.search(name)}
@@ -102,11 +99,10 @@ def check_headers(
 ) -> None:
     """Compare the tensors in a checkpoint's safetensors headers with the network's `expected` ones.
 
-    Only headers are read: weights are not downloaded. For a LoRA adapter, these are the base
-    model's. If `expected` is None, nothing is compared. Each element of `ties` lists the names of
-    one shared tensor, which a file may store under any of them. Raises CheckpointError, which names
-    tensors that are missing, unknown or misshaped. If transformers loads the layout, it may rename
-    tensors: if some are missing and others unknown, then neither counts.
+    Raises CheckpointError for missing, unknown and misshaped tensors, except those that are
+    harmless or that transformers may rename. For a LoRA adapter, the headers are the base model's.
+    If `expected` is None, they are only read. Each element of `ties` lists the names of one shared
+    tensor, which a file may store under any of them.
     """
     home = checkpoint.base or checkpoint.identity
     shapes = hub.read_tensor_shapes(home, cache_dir=cache_dir)
@@ -147,10 +143,7 @@ def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
-    """Raise CheckpointError unless a model's tensors have the expected names and shapes.
-
-    Messages call the model `owner`.
-    """
+    """Raise CheckpointError unless the tensors of `owner` have the expected names and shapes."""
     refuse_wrong_tensors(
         owner,
         expected.keys() - shapes.keys(),
@@ -160,10 +153,7 @@ def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
 
 
 def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
-    """Return a text for each tensor whose shape is not the expected one, for error messages.
-
-    Tensors that are missing in `shapes` or in `expected` are left out.
-    """
+    """Describe each tensor whose shape is not the expected one, if it is in both mappings."""
     return [
         f"{name} {tuple(shapes[name])} instead of {tuple(expected[name])}"
         for name in sorted(shapes.keys() & expected.keys())
@@ -176,8 +166,7 @@ def refuse_wrong_tensors(
 ) -> None:
     """Raise CheckpointError if any of the three collections has an element; the error lists some.
 
-    `missing` and `unknown` are tensor names of the model `owner`. `misshaped` are texts, each on a
-    tensor and its wrong shape.
+    `missing` and `unknown` are tensor names, and `misshaped` are texts on tensors and their shapes.
     """
     problems = [
         f"{len(names)} tensors {problem}: {some_of(sorted(names))}"
@@ -199,12 +188,10 @@ def refuse_wrong_tensors(
 
 
 def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
-    """Return the shapes, by name, of the tensors of a checkpoint's network.
+    """Compute the shapes, by name, of a network's tensors from the checkpoint's configuration.
 
-    They are computed from its configuration, without building the network. A file may lack some of
-    them (`needed_tensors`). Returns None unless the backbone is a BERT, DeBERTa-v3 or published GTE
-    model, the configuration states all sizes, and the head is of transformers or of the layouts
-    `LINEAR_HEAD` and `POOLED_HEADS`.
+    Returns None unless backbone and head are of a known kind, such as BERT or DeBERTa-v3, and the
+    configuration states all sizes.
     """
     if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, *LOADED_BY_TRANSFORMERS):
         return None
@@ -221,11 +208,7 @@ def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
 
 
 def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
-    """Compute the prefix of the backbone's tensor names, and the shapes of the head's tensors.
-
-    Both are what the configuration requires; no weights are read. A pooler belongs to the head. An
-    embedding model has no prefix (""), and no head ({}) except a BERT's pooler.
-    """
+    """Return the prefix of the backbone's tensor names, and shapes of head and pooler by name."""
     width, kind = checkpoint.sizes["hidden_size"], checkpoint.sizes["model_type"]
     prefix, layers = _PREFIXES[kind], {"classifier": checkpoint.output_count}
     if checkpoint.layout == LINEAR_HEAD:
@@ -245,10 +228,7 @@ def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
 
 
 def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield names and shapes of a BERT or DeBERTa-v3 encoder's tensors; nothing for other ones.
-
-    Raises KeyError if `sizes`, the configuration, lacks a size.
-    """
+    """Yield names and shapes of a BERT or DeBERTa-v3 encoder's tensors; nothing for others."""
     kind = str(sizes.get("model_type"))
     is_v3 = kind == _DEBERTA and all(sizes.get(k) == v for k, v in _DEBERTA_V3.items())
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
@@ -282,11 +262,7 @@ def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
 
 
 def gte_shapes(sizes: Mapping[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield names and shapes of the tensors of a GTE encoder, as published.
-
-    `sizes` is its configuration in transformers' format, a result of `gte_sizes`; a missing size
-    raises KeyError. Names have no prefix of a classifier.
-    """
+    """Yield names and shapes of a GTE encoder's tensors, as published, by sizes of `gte_sizes`."""
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
     yield "embeddings.word_embeddings.weight", (sizes["vocab_size"], width)
     if kinds := sizes["type_vocab_size"]:

@@ -19,11 +19,9 @@ _MOST_SPECIAL_TOKENS = 10_000
 
 
 def load_backend(source: Path | str, name: object) -> Tokenizer:
-    """Load a tokenizer from ``tokenizer.json`` or its text, without truncation and padding.
+    """Load a tokenizer from ``tokenizer.json`` (Path) or its text, without truncation and padding.
 
-    `source` is the file's Path, or a str with its JSON text. Raises CheckpointError, which calls
-    the tokenizer `name`, if it is damaged, panics on a short text, or adds more than 10,000 special
-    tokens to a text.
+    Raises CheckpointError, which calls the tokenizer `name`, if it is damaged.
     """
     from tokenizers import Tokenizer
 

@@ -37,8 +37,7 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
     """Load the tokenizer of a checkpoint from a directory, as a new transformers tokenizer.
 
     A maximum length in ``checkpoint.sentence`` replaces the tokenizer's; ``checkpoint.max_tokens``
-    is not read. Raises CheckpointError if no tokenizer loads, or the model lacks an embedding for
-    one of its tokens.
+    does not. Raises CheckpointError if no tokenizer loads.
     """
     most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
     settings: dict[str, Any] = {} if most is None else {"model_max_length": most}
@@ -51,10 +50,7 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
 
 
 def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
-    """Load a static embedding model's ``tokenizer.json``, without special tokens around a text.
-
-    Its maximum length is ``checkpoint.sentence.max_tokens``, else the file's, else `NO_LIMIT`.
-    """
+    """Load a static embedding model's ``tokenizer.json``, without special tokens around a text."""
     from transformers import PreTrainedTokenizerFast
 
     check_ids(checkpoint, load_backend(file, file))
@@ -70,11 +66,10 @@ def read_tokenizer(
 ) -> Any:
     """Load the tokenizer in a directory, as an object of transformers.
 
-    Token ids follow ``tokenizer.json``. Without that file, they are the ids that transformers 4
-    gives for the vocabulary files. With `is_for_counts`, the tokenizer is only used to count
-    tokens: its own class, which imports torch, is not used, so that settings such as segment ids
-    may be missing. `settings` are passed to ``from_pretrained``. Raises CheckpointError, which
-    calls the model `owner`, if no tokenizer loads.
+    Token ids follow ``tokenizer.json`` or, without that file, transformers 4. With `is_for_counts`,
+    the tokenizer is for counting tokens only; its class, which would import torch, is not used if
+    there is a ``tokenizer.json``. `settings` are passed to ``from_pretrained``. Raises
+    CheckpointError, which calls the model `owner`, if no tokenizer loads.
     """
     from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
@@ -104,12 +99,7 @@ def read_tokenizer(
 
 
 def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -> Any:
-    """Load a tokenizer that normalizes, splits and decodes as ``tokenizer.json`` says.
-
-    The class that ``tokenizer_config.json`` names only declares special tokens, lengths and sides.
-    With `is_for_counts`, the tokenizer only counts tokens, and that class, which imports torch, is
-    not used. `settings` are passed to ``from_pretrained``.
-    """
+    """Load a tokenizer that normalizes, splits and decodes as ``tokenizer.json`` says."""
     from transformers import PreTrainedTokenizerFast
 
     backend = load_backend(directory / FILE, FILE)
@@ -136,11 +126,7 @@ def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -
 
 
 def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> None:
-    """Add tokens to `backend` that `plain` has read from files other than ``tokenizer.json``.
-
-    `backend` is changed. Special tokens that it lacks are left out. Raises CheckpointError if an
-    added token gets another id than the files declare.
-    """
+    """Add tokens to `backend` that `plain` has read from files other than ``tokenizer.json``."""
     roles = {str(token) for token in plain.special_tokens_map.values()}
     added = [token for _, token in sorted(plain.added_tokens_decoder.items())]
     is_known = {str(token): backend.token_to_id(str(token)) is not None for token in added}
@@ -163,10 +149,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
-    """Make a transformers tokenizer use `backend`, and drop special tokens that `backend` lacks.
-
-    Returns the same `tokenizer`. `backend` is changed, too: it neither truncates nor pads.
-    """
+    """Make `tokenizer` use `backend`, without special tokens that it lacks; return `tokenizer`."""
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
@@ -180,8 +163,7 @@ def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> 
 def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any]) -> Any:
     """Load a tokenizer from vocabulary files, with the token ids that transformers 4 gives.
 
-    `models` are the names of SentencePiece files. Without any, the class's own vocabulary files are
-    used; raises FileNotFoundError if these are missing. `settings` are for ``from_pretrained``.
+    `models` are the names of SentencePiece files. Without any, the class's own files are used.
     """
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
@@ -209,9 +191,7 @@ def _convert(
 ) -> None:
     """Change `tokenizer` to normalize and split as a SentencePiece file says, like transformers 4.
 
-    `file` is the SentencePiece file, `kind` the name of the tokenizer's class without "Tokenizer",
-    and `config` the parsed ``tokenizer_config.json``. A class without a converter in transformers
-    stays unchanged; raises ValueError if no class is named.
+    `kind` is the tokenizer's class without "Tokenizer", such as "Llama".
     """
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import (

@@ -13,9 +13,8 @@ building_lock = threading.Lock()
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Turn off transformers' progress bars, load reports and FutureWarnings during the block.
+    """Turn off transformers' progress bars, and messages below errors, during the block.
 
-    They would fill workers' logs. Its other log messages below the level of errors are off, too.
     The settings are those of the whole process, so hold `building_lock` meanwhile.
     """
     from transformers.utils import logging as transformers_logging
