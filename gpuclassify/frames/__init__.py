@@ -84,18 +84,11 @@ class LazyFrame(Protocol):
     def __getitem__(self, key: object) -> Any: ...
 
     def map_partitions(self, func: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Return a lazy Dask object with the results of `func` for each partition.
-
-        `func` gets the partition, `arguments` and `settings`, except settings that Dask reads
-        itself, such as ``meta``.
-        """
+        """Apply `func` to each partition lazily, as Dask's method of this name does."""
 
 
 def cut_text(text: Any, max_chars: int | None) -> Any:
-    """Truncate a text, or each text of a pair (a tuple), to `max_chars` characters.
-
-    If `max_chars` is None, nothing is cut. `text` must not be None.
-    """
+    """Truncate a text, or each of a tuple of texts, to `max_chars` characters (None: no cut)."""
     return text[:max_chars] if isinstance(text, str) else tuple(part[:max_chars] for part in text)
 
 
@@ -108,11 +101,9 @@ class Texts(list[Any]):
     """List of texts, such as a column's: strings, or pairs of strings as tuples; None for null."""
 
     def fold(self, max_chars: int | None) -> tuple[Texts, np.ndarray]:
-        """Return the distinct texts in order of appearance, and each row's index into them.
+        """Return the distinct texts in order of appearance, and each row's int64 index in them.
 
-        Used to run a model once per distinct text. Before they are compared, texts (both of a pair)
-        are cut to `max_chars` characters, and returned so; None does not cut. The indices are int64
-        (rows,), -1 for a null row; null is not among the distinct texts.
+        Texts are cut to `max_chars` characters first, unless it is None. The index of null is -1.
         """
         cut = self if max_chars is None else [text and cut_text(text, max_chars) for text in self]
         distinct = dict.fromkeys(cut)
@@ -132,11 +123,7 @@ class Texts(list[Any]):
 
 
 def backend_of(frame: object) -> ModuleType:
-    """Return the module with functions for a DataFrame: `frames.pandas` or `frames.cudf`.
-
-    cudf is imported only if the frame is a DataFrame of cudf. Raises TypeError if `frame` is of
-    neither library.
-    """
+    """Return the module for a DataFrame, `frames.pandas` or `frames.cudf`; else raise TypeError."""
     for kind in type(frame).__mro__:
         library = kind.__module__.partition(".")[0]
         if kind.__name__ == "DataFrame" and library in BACKENDS:
@@ -150,11 +137,7 @@ def backend_of(frame: object) -> ModuleType:
 
 
 def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) -> Any:
-    """Return a pandas frame that has the given text, or list of texts, in each of the `columns`.
-
-    It has a row per text, and columns of dtype object. Mappers use it to accept plain texts instead
-    of a frame. Raises TypeError if an element of the list is neither a str nor None.
-    """
+    """Return a pandas frame with the text, or a row per text, in each of the `columns`."""
     import pandas as pd
 
     values = [texts] if isinstance(texts, str) else list(texts)
@@ -168,10 +151,7 @@ def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) ->
 
 
 def import_cudf() -> Any:
-    """Import cudf and return the module.
-
-    Raises ModuleNotFoundError, with the command that installs cudf, if it is missing.
-    """
+    """Import and return cudf; without it, raise an error that says how to install it."""
     try:
         return importlib.import_module("cudf")
     except ModuleNotFoundError as err:
@@ -192,8 +172,8 @@ def is_text(kind: pa.DataType) -> bool:
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return an Arrow type with plain types in place of dictionaries, views and extensions.
 
-    They are replaced at any depth. A dictionary becomes its value type, a view such as string_view
-    its plain type, and an extension type its storage type: for example, JSON becomes text.
+    They are replaced at any depth: string_view by string, a dictionary by its value type, and an
+    extension by its storage type.
     """
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -209,9 +189,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 def cast_views(values: Any, kind: pa.DataType) -> Any:
     """Return an Arrow array cast to a type that differs only in views and dictionaries.
 
-    A view is a type such as string_view. Arrow 26 gives invalid offsets when it casts a list view
-    to a list, and cannot cast lists to list views or dictionaries of views: these are rebuilt from
-    Python values, as a ChunkedArray.
+    Casts that Arrow 26 lacks or gets wrong, such as from list views, go through Python values, and
+    their result is a ChunkedArray.
     """
     if "list_view" not in str(values.type):
         with contextlib.suppress(pa.ArrowNotImplementedError):
@@ -220,10 +199,9 @@ def cast_views(values: Any, kind: pa.DataType) -> Any:
 
 
 def map_nested(kind: pa.DataType, change: Change) -> pa.DataType:
-    """Return a list, map or struct type of Arrow with `change` applied to its elements' types.
+    """Return a nested Arrow type (list, map, struct) with ``change(type)`` applied to its elements.
 
-    ``change(type)`` returns another type; it is not applied deeper. List views become lists. Types
-    without nested ones are returned unchanged.
+    It is not applied deeper. List views become lists, and other types are returned unchanged.
     """
     new = kind
     if pa.types.is_list(kind) or pa.types.is_list_view(kind):
@@ -258,10 +236,7 @@ def to_pandas(frame: Frame) -> Any:
 
 
 def name_row(frame: Any, row: int) -> str:
-    """Return the name of the row at position `row` for an error message, with its index label.
-
-    `frame` is a frame or a column of one.
-    """
+    """Return the name of the row at position `row` for an error message, with its index label."""
     label = frame.index[row]
     value = label.item() if hasattr(label, "item") else label  # 6 rather than np.int64(6)
     return f"row {row} (index label {value!r})"

@@ -33,10 +33,7 @@ def check_text_column(frame: cudf.DataFrame, column: str) -> None:
 
 
 def check_new_columns(schema: pa.Schema) -> None:
-    """Raise TypeError if a mapper's new columns (`schema`) have lists of float16.
-
-    libcudf lacks this type.
-    """
+    """Raise TypeError if new columns (`schema`) have lists of float16, which libcudf lacks."""
     for field in schema:
         if pa.types.is_list(field.type) and pa.types.is_float16(field.type.value_type):
             raise TypeError(
@@ -46,20 +43,13 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
-    """Return the dtype for new string columns.
-
-    It is the dtype of `column` if that is a pandas `StringDtype`, else None, which means cudf's
-    default.
-    """
+    """Return the dtype for new strings: the `StringDtype` of `column`, else None (the default)."""
     dtype = frame[column].dtype
     return dtype if isinstance(dtype, pd.StringDtype) else None
 
 
 def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
-    """Return the strings of `column`, cut to `max_chars` characters on the GPU; None where null.
-
-    A `max_chars` of None does not cut. Raises TypeError if the column holds other values.
-    """
+    """Return the strings of `column`, cut to `max_chars` characters if set; None where null."""
     series = text_series(frame, column, max_chars)
     # Arrow's conversion first copies a column back that cudf has spilled to the host; libcudf's
     # ``Column.to_pylist`` would read freed memory. The conversion costs little more than the
@@ -70,9 +60,8 @@ def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str
 def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cudf.Series | None:
     """Return the strings of `column` as a Series on the GPU, cut to `max_chars` characters.
 
-    None is returned if the column is of another dtype and has only nulls or no rows, because a
-    partition without strings may have been read as any dtype. Raises TypeError if a column of
-    another dtype holds values.
+    Returns None if the column has another dtype and no values, as a partition without strings may
+    have. Raises TypeError for values of another dtype.
     """
     series = frame[column]
     if isinstance(series.dtype, cudf.CategoricalDtype):
@@ -87,10 +76,7 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
 
 
 def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
-    """Return the strings of `column`, copied to the host, as an Arrow array; null where null.
-
-    Raises TypeError if the column holds other values.
-    """
+    """Return the strings of `column`, copied to the host, as an Arrow array; null where null."""
     series = text_series(frame, column, None)
     if series is None:
         return pa.nulls(len(frame), pa.large_string())
@@ -101,8 +87,7 @@ def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
 def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the MD5 of each text's UTF-8 bytes, and a mask of rows with a non-empty text.
 
-    The 16 bytes are two big-endian numbers, int64 (rows, 2), without meaning for null. The mask is
-    bool (rows,). The GPU computes both, and they are returned on the host.
+    Computed on the GPU and copied to the host, in the format of the function for pandas frames.
     """
     series = text_series(frame, column, None)
     if series is None:
@@ -121,8 +106,8 @@ def text_minhashes(
     Hash function i multiplies this hash by ``a[i]`` and adds ``b[i]``, modulo 2**32, and number i
     of the signature is the minimum over all windows. `a` and `b` are uint32 (hashes,). Returns the
     signatures, uint32 (rows, hashes), zeros for null and empty texts, and a mask of rows with a
-    non-empty text, bool (rows,). libcudf raises OverflowError from 2**31 numbers (``rows *
-    hashes``): slice the frame.
+    non-empty text, bool (rows,). From 2**31 numbers (``rows * hashes``), libcudf raises
+    OverflowError.
     """
     series = text_series(frame, column, None)
     if series is None or not len(series):
@@ -141,11 +126,9 @@ def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
 def with_columns(
     frame: cudf.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: Any
 ) -> cudf.DataFrame:
-    """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
+    """Return a shallow copy of `frame` with Arrow arrays, by name, as new or replaced columns.
 
-    `columns` has the arrays by column name, `schema` the columns' Arrow types, and `string_dtype`
-    is the dtype for strings, None for cudf's default. Values are assigned by position, not aligned
-    by index label.
+    They are assigned by position. Strings get `string_dtype`; None is cudf's default.
     """
     result = frame.copy(deep=False)
     # cudf aligns an assigned Series by label, which loses NaN labels and refuses duplicates.

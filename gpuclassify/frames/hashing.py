@@ -13,10 +13,9 @@ from gpuclassify.frames import Frame, to_pandas
 
 
 def mix64(values: Any) -> Any:
-    """Hash uint64 numbers to uint64 numbers, by SplitMix64's finalizer; numba can compile it.
+    """Hash a uint64 number or array to uint64 by SplitMix64's finalizer; numba can compile it.
 
-    `values` are an array or a single number. Source: Steele, Lea and Flood (2014), with the
-    constants of Stafford's mix 13.
+    Source: Steele, Lea and Flood (2014), with the constants of Stafford's mix 13.
     """
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -24,21 +23,16 @@ def mix64(values: Any) -> Any:
 
 
 def row_keys(seed: str, rows: np.ndarray) -> np.ndarray:
-    """Return a reproducible random number for each row number, uint64 (rows,), by SplitMix64.
-
-    Used to sample rows. `rows` are row numbers, and `seed` is any text. Equal seeds and row numbers
-    give equal results.
-    """
+    """Return a random uint64 for each row number in `rows`, reproducible by `seed` (a text)."""
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
     return mix64(np.uint64(start) + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
-    """Return a reproducible random number for each row, uint64 (rows,), from its id.
+    """Return a random number for each row, uint64 (rows,), reproducible by `seed` and the row's id.
 
-    `id_field` is the column of ids, and `seed` is any text. Equal seeds and ids give equal results
-    for strings of any dtype, and for all integer dtypes. Other ids, such as integers in a column of
-    objects, must have the same dtype. Raises ValueError for a row without an id.
+    Equal ids give equal numbers in all string dtypes, and in all integer dtypes. Raises ValueError
+    for a row without an id.
     """
     ids = to_pandas(frame[[id_field]])[id_field]
     if ids.isna().any():
@@ -51,11 +45,7 @@ def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
 
 
 def uniform(keys: np.ndarray) -> np.ndarray:
-    """Convert random uint64 numbers to uniform float64 numbers above 0 and at most 1.
-
-    The result has the shape of `keys`, and larger keys never give smaller numbers. The largest
-    2,048 keys give 1, by rounding.
-    """
+    """Convert random uint64 to uniform float64 numbers above 0 and at most 1, monotonically."""
     return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
 
 

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
-    """Return a pandas, cudf or Dask frame as a Dask frame.
+    """Return a pandas, cudf or Dask frame as a Dask frame; raise TypeError for any other object.
 
-    A Dask frame keeps its partitions. A pandas or cudf frame becomes the only partition, with plain
-    types in place of Arrow's views (string_view). Raises TypeError for any other object.
+    A pandas or cudf frame becomes the only partition, with plain types in place of Arrow's views.
     """
     import dask.dataframe as dd
 
@@ -35,11 +34,7 @@ def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
 def from_parts(
     parts: list[Delayed], meta: Frame, divisions: Sequence[object] | None = None
 ) -> dd.DataFrame:
-    """Return a Dask frame of delayed partitions, without converting any dtype.
-
-    `meta` is an empty frame with the partitions' columns and dtypes. `divisions` are the index
-    labels at the partitions' bounds; None if they are unknown.
-    """
+    """Return a Dask frame of delayed partitions, like ``dd.from_delayed``; no dtype is changed."""
     import dask.dataframe as dd
 
     with dask.config.set({"dataframe.convert-string": False}):  # conversion changes object columns
@@ -49,11 +44,10 @@ def from_parts(
 def reduce_tree(
     join: Callable[[list[Any]], Any], parts: Sequence[Delayed], fan_in: int = 8
 ) -> Delayed:
-    """Combine delayed objects in a tree of tasks, so that no task gets all of them.
+    """Combine delayed objects, at least one, in a tree of tasks, and return the delayed result.
 
     ``join(objects)`` combines a list of up to `fan_in` neighbouring objects, in the order of
-    `parts`, into one object of the same kind. Returns the delayed result; a single part is returned
-    as it is. `parts` must not be empty.
+    `parts`, into one object of the same kind.
     """
     call = dask.delayed(join, pure=True)
     while len(parts) > 1:

@@ -38,20 +38,15 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: pd.DataFrame, column: str) -> Any:
-    """Return the dtype for new string columns.
-
-    It is the dtype of `column` if that is a string dtype. For any other column, such as Python
-    objects or categories, it is pandas' default ``str``.
-    """
+    """Return the dtype for new strings: the string dtype of `column`, else pandas' ``str``."""
     dtype = frame[column].dtype
     return dtype if _is_arrow_text(dtype) else pd.Series([], dtype="str").dtype
 
 
 def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
-    """Return the strings of `column`, cut to `max_chars` characters; None where null.
+    """Return the strings of `column`, cut to `max_chars` characters if set; None where null.
 
-    A `max_chars` of None does not cut. Lone surrogates of Python strings become U+FFFD. Raises
-    TypeError, which names the row and type, if a value is neither a string nor null.
+    Lone surrogates become U+FFFD. Raises TypeError if a value is neither a string nor null.
     """
     series = frame[column]
     if not _is_arrow_text(series.dtype):
@@ -67,8 +62,7 @@ def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str |
 def text_array(frame: pd.DataFrame, column: str) -> pa.LargeStringArray:
     """Return the strings of `column` as an Arrow array; null where null.
 
-    Lone surrogates of Python strings become U+FFFD. Raises TypeError, which names the row and type,
-    if a value is neither a string nor null.
+    Lone surrogates become U+FFFD. Raises TypeError if a value is neither a string nor null.
     """
     series = frame[column]
     if not _is_arrow_text(series.dtype):
@@ -81,8 +75,7 @@ def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarr
     """Return the MD5 of each text's UTF-8 bytes, and a mask of rows with a non-empty text.
 
     The 16 bytes are two big-endian numbers, int64 (rows, 2), without meaning for null. The mask is
-    bool (rows,). Lone surrogates are encoded with "surrogatepass", so that only equal texts have
-    equal digests. Raises TypeError if a value is neither a string nor null.
+    bool (rows,). Lone surrogates are encoded, too, so that only equal texts have equal digests.
     """
     if _is_arrow_text(frame[column].dtype):
         encoded = text_array(frame, column).cast(pa.large_binary())
@@ -98,10 +91,7 @@ def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarr
 
 
 def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
-    """Return the values of `column`, usually lists, as an Arrow array; null where null.
-
-    Raises TypeError if they cannot be converted to a single Arrow type.
-    """
+    """Return the values of `column`, usually lists, as an Arrow array; null where null."""
     series = frame[column]
     try:
         try:
@@ -123,11 +113,9 @@ def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
 def with_columns(
     frame: pd.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: object
 ) -> pd.DataFrame:
-    """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
+    """Return a shallow copy of `frame` with Arrow arrays, by name, as new or replaced columns.
 
-    `columns` has the arrays by column name, `schema` the columns' Arrow types, and `string_dtype`
-    is the dtype for strings. Arrays carry no index, so nothing is aligned and duplicate index
-    labels are safe.
+    They are assigned by position. `schema` has their Arrow types; strings get `string_dtype`.
     """
     result = frame.copy(deep=False)
     for name, array in columns.items():
@@ -141,18 +129,12 @@ def take_rows(frame: pd.DataFrame, keep: np.ndarray) -> pd.DataFrame:
 
 
 def without_views(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with plain types in place of string, binary and list views of Arrow.
-
-    Most pandas functions refuse columns of views.
-    """
+    """Return the frame with plain types in place of Arrow's views, which pandas mostly refuses."""
     return _converted(frame, {name: plain_type(kind) for name, kind in _views(frame).items()})
 
 
 def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return `plain` with its columns cast to the Arrow view types that they have in `frame`.
-
-    Used to undo `without_views`, which replaced views such as string_view by plain types.
-    """
+    """Undo `without_views`: cast columns of `plain` to the view types that they have in `frame`."""
     views = _views(frame)
     return _converted(plain, {name: views[name] for name in plain.columns if name in views})
 
