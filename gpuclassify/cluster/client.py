@@ -197,9 +197,7 @@ def _start_elsewhere(
 ) -> Client:
     """Start a Slurm or Coiled cluster with the arguments that the caller of `get_client` passed.
 
-    Arguments that equal a default are left out, because the defaults are for local clusters. Raises
-    RuntimeError if the package for such clusters is missing, and ConnectionError if Coiled is not
-    reached.
+    Arguments that equal a default are left out, because the defaults are for local clusters.
     """
     signature = inspect.signature(get_client).parameters
     arguments = {name: size for name, size in memory.items() if size != signature[name].default}
@@ -244,10 +242,7 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 
 
 def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
-    """Raise ImpossibleClusterError if `backend` is "cudf", and this machine lacks cudf or a GPU.
-
-    `survey` lists the machine's GPUs; if it is None, they are listed here. "pandas" is accepted.
-    """
+    """Raise ImpossibleClusterError if `backend` is "cudf", and this machine lacks cudf or a GPU."""
     if backend != "cudf":
         return
     lacks = "cudf is not installed"
@@ -371,10 +366,7 @@ def _connect(
 
 
 def _shake_hands(address: str, security: Security | None, timeout_seconds: float) -> None:
-    """Raise NoSchedulerError unless a scheduler answers; a client would wait for it forever.
-
-    Raises TypeError for an address with TLS if there are no certificates.
-    """
+    """Raise NoSchedulerError unless a scheduler answers; a client would wait for it forever."""
     from distributed import Security
     from distributed.comm import connect
     from distributed.utils import LoopRunner, wait_for
@@ -395,11 +387,7 @@ def _shake_hands(address: str, security: Security | None, timeout_seconds: float
 
 
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
-    """Wait until a scheduler file exists and is complete; return the scheduler's address.
-
-    Raises FileNotFoundError if no file appears in `timeout_seconds`, and ValueError if a file is
-    not complete `WRITING_SECONDS` after it was first seen.
-    """
+    """Wait until a scheduler file exists and is complete; return the scheduler's address."""
     deadline = time.monotonic() + timeout_seconds
     is_there = False
     while True:
@@ -481,10 +469,7 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
 
 
 def _workers_sharing_cores(client: Client) -> int:
-    """Return the largest number of workers of one host that may use the same set of CPU cores.
-
-    Raises ValueError if there is no worker.
-    """
+    """Return the largest number of workers of one host that may use the same set of CPU cores."""
 
     def cores() -> tuple[str, tuple[int, ...]]:
         import os

@@ -29,13 +29,9 @@ LEAST_SECRET = 8  # minimum characters of a secret to search for
 def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> Client:
     """Start a cluster with Coiled, and return a client that closes the cluster when it is closed.
 
-    Each machine has one worker, which runs `threads_per_worker` tasks at a time; torch may use all
-    cores. By default the scheduler has no GPU, and the cluster ends after 20 idle minutes. The
-    environment variable ``HF_TOKEN`` of this process, and the variables in the option
-    ``private_environ``, are sent directly to the cluster (``send_private_envs``): Coiled's servers
-    do not get them, and they are not written to disk. Other `options` are arguments of
-    ``coiled.Cluster``. Raises RuntimeError if the package coiled is not installed, and the errors
-    of `coiled_arguments`.
+    Each machine has one worker, which runs `threads_per_worker` tasks at a time. This process's
+    ``HF_TOKEN``, and variables in the option ``private_environ``, are sent directly to the cluster,
+    so that Coiled's servers do not get them. Other `options` are arguments of ``coiled.Cluster``.
     """
     cluster_class = _cluster_class()
     arguments, private = coiled_arguments(options, threads_per_worker=threads_per_worker)
@@ -56,10 +52,9 @@ def coiled_arguments(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the arguments of ``coiled.Cluster``, and environment variables to hide from Coiled.
 
-    `options` are arguments of ``coiled.Cluster`` by name. Its entry ``private_environ`` is a dict
-    of variables to hide; ``HF_TOKEN`` is added if this process has it. `threads_per_worker` is the
-    number of tasks that a worker runs at a time. Raises TypeError for unknown options, and
-    ValueError for a secret among the arguments, because Coiled would store it.
+    The latter are ``private_environ`` of `options`, and ``HF_TOKEN`` if it is set here. Raises
+    TypeError for unknown options, and ValueError for a secret among the others, because Coiled
+    would store it.
     """
     private = dict(options.get("private_environ") or {})
     if token := os.environ.get("HF_TOKEN"):
@@ -80,10 +75,9 @@ def coiled_arguments(
 def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str | None:
     """Return the name of the first option that is or contains a secret; None if there is none.
 
-    A secret is an environment variable whose name has a word such as TOKEN or KEY, a text that
-    looks like a known kind of token, or a text that contains one of `secrets`. Keys of nested
-    options are joined by dots, such as "environ.HF_TOKEN". `secrets` with fewer than 8 characters
-    are ignored, because they may occur anywhere.
+    A secret is an environment variable with a word such as TOKEN in its name, a text that looks
+    like a token, or a text that contains one of `secrets` of at least 8 characters. Keys of nested
+    options are joined by dots, such as "environ.HF_TOKEN".
     """
     secrets = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     for name, value in _texts(options):

@@ -55,10 +55,7 @@ class OwningClient(Client):
         return str(super().dashboard_link)
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client, like ``distributed.Client.close``, and then its cluster.
-
-        An interrupt during the close kills the workers.
-        """
+        """Close the client and its cluster; an interrupt meanwhile kills the workers."""
         cluster = self.cluster
         if cluster is None or self.asynchronous or sys.is_finalizing():
             return super().close(*args, **kwargs)
@@ -71,10 +68,7 @@ class OwningClient(Client):
             raise
 
     def _close_all(self, cluster: Cluster, *args: Any, **kwargs: Any) -> Any:
-        """Close client and cluster without Dask's errors and warnings about interrupted work.
-
-        Those are harmless, so the loggers of workers and nannies are silenced.
-        """
+        """Close client and cluster without Dask's errors and warnings about interrupted work."""
         if cluster.status == Status.running:
             with contextlib.suppress(OSError):  # includes timeouts
                 self.sync(self.run, silence_worker, on_error="ignore", callback_timeout=END_SECONDS)
@@ -92,8 +86,7 @@ class PatientNanny(Nanny):
     """Dask nanny (the parent process of a worker) that waits longer for a killed worker to end.
 
     Dask waits for one second, which is too short on a busy machine: closing the cluster would raise
-    an error, and leave its other processes running. This nanny also blocks Ctrl-C in the worker,
-    which the client ends itself.
+    an error. This nanny also blocks Ctrl-C in the worker, which the client ends itself.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -102,19 +95,12 @@ class PatientNanny(Nanny):
         super().__init__(*args, **kwargs)
 
     async def instantiate(self) -> Status:
-        """Start the worker's process like ``distributed.Nanny.instantiate``.
-
-        The process does not import modules from the working directory while it starts; see
-        `safe_path`.
-        """
+        """Start the worker's process like ``distributed.Nanny.instantiate``, under `safe_path`."""
         with safe_path():
             return await super().instantiate()
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
-        """End the worker's process like ``distributed.Nanny.kill``, but wait until it has ended.
-
-        After `timeout` seconds, the wait goes on instead of raising TimeoutError.
-        """
+        """End the worker's process, and wait until it has ended, even beyond `timeout` seconds."""
         process = self.process
         try:
             await super().kill(timeout=timeout, reason=reason)
@@ -127,10 +113,8 @@ class PatientNanny(Nanny):
 def safe_path() -> Iterator[None]:
     """Prevent processes that start in the block from importing modules from the working directory.
 
-    A process started by ``python -c``, as multiprocessing does, has that directory first in
-    ``sys.path``. If it is a downloaded data set with a file struct.py, that file would be imported
-    instead of Python's module. The protection ends when multiprocessing sets the new process's
-    ``sys.path`` to that of this process.
+    They would have it first in ``sys.path`` until multiprocessing sets the path of this process, so
+    that a downloaded file struct.py would be imported instead of Python's module.
     """
     global _safe_blocks
     if _safe_blocks == 0 and SAFE_PATH not in os.environ:
@@ -147,9 +131,8 @@ def safe_path() -> Iterator[None]:
 def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
     """Call ``work()``, which starts or closes a cluster, in a thread that Ctrl-C cannot interrupt.
 
-    Returns its result, or raises its error. Dask would wait forever for a cluster whose close was
-    interrupted. If KeyboardInterrupt reaches the calling thread, this function kills the workers of
-    `cluster`, which ends `work`, and raises KeyboardInterrupt again, at most 5 seconds later.
+    Dask would wait forever for a cluster whose close was interrupted. Instead, Ctrl-C kills the
+    workers of `cluster`, which ends `work`, and is raised again at most 5 seconds later.
     """
     done: Future[Result] = Future()
 
@@ -177,10 +160,7 @@ def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
 
 
 def end_workers(cluster: Cluster) -> None:
-    """Kill the worker processes of a local cluster, including workers that are still starting.
-
-    Their nannies, which watch them, do not restart them.
-    """
+    """Kill the worker processes of a local cluster, which their nannies then do not restart."""
     for nanny in list(getattr(cluster, "_created", ())):  # includes starting workers
         if isinstance(nanny, Nanny):
             if nanny.status not in (Status.closing, Status.closed):
@@ -193,8 +173,7 @@ def end_workers(cluster: Cluster) -> None:
 def shield_children() -> None:
     """Block SIGINT (Ctrl-C) in the calling thread, and in threads and processes it starts later.
 
-    A terminal sends Ctrl-C to all processes of a command, but the client ends its workers itself.
-    If the calling thread is the main thread, where Python runs signal handlers, nothing is blocked.
+    Nothing is blocked in the main thread, where Python runs signal handlers.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main or not hasattr(signal, "pthread_sigmask"):
@@ -204,11 +183,7 @@ def shield_children() -> None:
 
 
 def silence_worker(dask_worker: Worker) -> None:
-    """Turn off the log of a worker that is about to close; Dask runs this function on the worker.
-
-    A worker without a nanny is left alone, because it may run in the user's process, whose loggers
-    are the user's.
-    """
+    """Turn off the log of a worker that is about to close, unless it has no nanny."""
     if dask_worker.nanny:
         logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
@@ -219,12 +194,8 @@ def start(
     """Start a local cluster, and return a client that closes the cluster when it is closed.
 
     `cluster_class` is ``LocalCluster`` or a subclass, `options` are its arguments, and `plugins`
-    are registered on all workers. The dashboard listens on port 8787, or on any free port if that
-    is taken. It listens on the scheduler's interface, but only on this machine if the cluster uses
-    TLS, because the dashboard has no TLS. In this process, Dask waits longer for lost workers to
-    come back. A warning is logged if other machines can connect without TLS. Raises RuntimeError if
-    the cluster does not start, if this program cannot start worker processes, or if this process is
-    a worker that imports the user's script.
+    are registered on all workers. A warning is logged if other machines can connect without TLS.
+    Raises RuntimeError if the cluster or worker processes cannot start.
     """
     refuse_reimported_script()
     if options.get("processes") is not False:
@@ -259,10 +230,9 @@ def start(
 
 
 def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
-    """Return a client of `cluster` that closes the cluster when the client is closed.
+    """Return a client of `cluster` that closes it when the client is closed or this process ends.
 
-    The cluster is also closed when this process ends. ``set_up(client)`` is called to configure the
-    cluster; if it fails, the cluster is closed, and the error is raised.
+    ``set_up(client)`` configures the cluster; if it fails, the cluster is closed, too.
     """
     try:
         client = OwningClient(cluster)
@@ -285,11 +255,7 @@ def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningC
 
 
 def refuse_reimported_script() -> None:
-    """Raise RuntimeError if this process is a worker that is importing the user's script.
-
-    multiprocessing imports the script in each new process. A script without the guard ``if __name__
-    == "__main__"`` would then start workers in its workers.
-    """
+    """Raise RuntimeError if this process is a worker that is importing the user's script."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
@@ -302,9 +268,8 @@ def refuse_reimported_script() -> None:
 
 
 def refuse_workerless_program() -> None:
-    """Raise RuntimeError, with the reason, if this program cannot start worker processes.
+    """Raise RuntimeError if this program's script is no file, or semaphores cannot be made.
 
-    This is so if its script is not a file, such as standard input, or if semaphores cannot be made.
     Dask's nannies, which start the workers, would wait forever or fail without a reason.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -327,10 +292,7 @@ def refuse_workerless_program() -> None:
 
 
 def _dashboard_of(options: dict[str, Any]) -> str:
-    """Return the dashboard's address: on the scheduler's host, or on loopback if it uses TLS.
-
-    It is also on loopback if the host is an IPv6 address.
-    """
+    """Return the dashboard's address: on the scheduler's host, or on loopback, such as with TLS."""
     security = options.get("security")
     if security is not None and security.require_encryption:
         return dashboard_address()
@@ -341,11 +303,7 @@ def _dashboard_of(options: dict[str, Any]) -> str:
 
 
 def dashboard_address(host: str = LOOPBACK) -> str:
-    """Return an address for the dashboard to listen at: `host` and port 8787.
-
-    If that port is taken on the host, the port is 0, which means any free one. An example is
-    "127.0.0.1:8787".
-    """
+    """Return `host` and port 8787, or 0 (any free port) if it is taken: "127.0.0.1:8787"."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

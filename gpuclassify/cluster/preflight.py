@@ -39,11 +39,7 @@ class PreflightError(RuntimeError):
 
 
 class MisfitError(RuntimeError):
-    """Error raised on a worker by a `Probe` (a trial of a job's work) that finds a problem.
-
-    Its arguments are the cells ``check``, ``found``, ``expected`` and ``cure`` of a `Row`, which is
-    shown in the table of PreflightError.
-    """
+    """Error raised by a `Probe` that finds a problem; its arguments are cells of a `Row`."""
 
     def __init__(self, check: str, found: str, expected: str, cure: str) -> None:
         super().__init__(check, found, expected, cure)
@@ -54,11 +50,7 @@ class MisfitError(RuntimeError):
 
 
 class Probe(Protocol):
-    """Protocol of a trial of a job's work, such as loading the job's model.
-
-    Before a job starts, `check_workers` calls `fetch` on one worker of each machine, then `run` on
-    every worker.
-    """
+    """Protocol of a trial of a job's work, such as loading the job's model; see `check_workers`."""
 
     def fetch(self) -> None:
         """Download missing files, such as the model's; called on one worker of each machine.
@@ -67,30 +59,22 @@ class Probe(Protocol):
         """
 
     def run(self, memory_bytes: int) -> None:
-        """Try the job's work on this worker, such as running the job's model on one short text.
+        """Try the job's work on this worker, such as running its model on one short text.
 
-        It is called on every worker. `memory_bytes` is the worker's share of the host's free
-        memory, which the trial compares with the memory that the job needs. Raises `MisfitError` if
-        the worker does not fit the job, or the error that stops the trial.
+        `memory_bytes` is the worker's share of the host's free memory. Raises `MisfitError` if the
+        worker does not fit the job, or the error that stops the trial.
         """
 
 
 class Machine(NamedTuple):
-    """Host name of a worker (`host`), and UUID of the GPU that torch would use in it (`device`).
-
-    `device` is "" if the worker sees no GPU, or its torch is built without CUDA.
-    """
+    """Host name of a worker, and UUID of the GPU that torch would use in it ("" for none)."""
 
     host: str  # host name
     device: str  # UUID of the GPU that torch would use, or ""
 
 
 class Row(NamedTuple):
-    """Row in the table of PreflightError: one problem of one worker.
-
-    `worker` is the worker's address and `host` its host name. `check` says what was checked, such
-    as a package; `found` and `expected` are its actual and required state, and `cure` is advice.
-    """
+    """Row in the table of PreflightError: one problem of one worker, and advice (`cure`)."""
 
     worker: str
     host: str
@@ -109,15 +93,10 @@ def check_workers(
 ) -> list[str]:
     """Check that a client's present workers can do a job's work.
 
-    If there are none, as on an adaptive cluster, the first one is waited for. Package versions on
-    the workers are compared with the client's. If `uses_gpu`, no two workers may use one GPU. If
-    there is a `probe`, a trial of the job's work, one worker of each machine then calls
-    ``probe.fetch()``, and all workers call ``probe.run()``. Workers that join later are not
-    checked.
-
-    A worker that leaves meanwhile, or takes longer than `step_seconds` for one of these steps, is
-    skipped with a warning if another worker passes. If all workers leave before they answer, which
-    may happen on an adaptive cluster, nothing is checked, and a warning is logged.
+    If there are none, the first one is waited for. Package versions are compared with the client's.
+    If `uses_gpu`, no two workers may use one GPU. One worker of each machine then calls
+    ``probe.fetch()``, and all workers call ``probe.run()``. A worker that leaves meanwhile, or
+    takes longer than `step_seconds` for a step, is skipped with a warning if another worker passes.
 
     Returns the sorted addresses of the workers that passed. Raises PreflightError if a worker
     cannot do the work, or no remaining worker answers.
@@ -137,10 +116,7 @@ def check_workers(
 
 
 class _Check:
-    """Steps and results of one call of `check_workers`, for the workers present at its start.
-
-    The steps are `compare_versions`, `look` and `try_out`, in this order.
-    """
+    """Steps and results of one call of `check_workers`, for the workers present at its start."""
 
     def __init__(self, client: Client, step_seconds: float) -> None:
         self.client = client
@@ -154,9 +130,7 @@ class _Check:
         """Compare workers' package versions with the client's, and add a `Row` for each problem.
 
         A problem is another version of a package in `DECISIVE`, or a package that is missing
-        (except cudf). Other differences are logged. If the client has no cudf, the most frequent
-        version on the workers is expected. If a worker does not report its versions in time, a
-        warning is logged, and nothing is compared.
+        (except cudf). Other differences are logged.
         """
         names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # always reported
         asked = {"packages": names, "callback_timeout": self.step_seconds}
@@ -194,9 +168,7 @@ class _Check:
     def look(self, uses_gpu: bool) -> None:
         """Store each worker's host and GPU; a GPU of two workers is a problem if `uses_gpu`.
 
-        Workers with a problem are not asked, because they may be unable to answer. Raises
-        PreflightError if there are problems, including those of `compare_versions`, or if no worker
-        answers, unless all have left; that is logged.
+        Raises PreflightError for all problems so far.
         """
         failed = {row.worker for row in self.rows}
         asked = {a: self._submit(a, look_here) for a in self.workers if a not in failed}
@@ -218,8 +190,7 @@ class _Check:
     def try_out(self, probe: Probe) -> None:
         """Run the probe on the workers in `machines`, and raise PreflightError for problems.
 
-        First, one worker of each machine downloads the probe's files. Workers that have left or do
-        not answer are removed from `machines`; if none remains, that is a problem.
+        Workers that have left or do not answer are removed from `machines`.
         """
         # Sent as bytes, because a task that a worker cannot unpickle closes its connection.
         packed = cloudpickle.dumps(probe)
@@ -247,10 +218,7 @@ class _Check:
         )
 
     def _settle(self, futures: Mapping[str, Any], check: str, expected: str) -> dict[str, Any]:
-        """Wait for one task per worker; return results by address, and add a `Row` for each error.
-
-        `check` and `expected` are cells of these rows. Workers that failed or left have no result.
-        """
+        """Wait for one task per worker; return results by address, add a `Row` for each error."""
         try:
             self._wait_while_there(futures)
             for address, future in futures.items():
@@ -324,10 +292,7 @@ def look_here() -> Machine:
 
 
 def device_here() -> str:
-    """Return the UUID of the GPU that torch would use in this process.
-
-    Returns "" if no GPU is visible, or torch is built without CUDA.
-    """
+    """Return the UUID of the GPU that torch would use in this process; "" if it would use none."""
     from gpuclassify.workers.nvml import survey_gpus
 
     gpus = survey_gpus().gpus
@@ -339,10 +304,7 @@ def device_here() -> str:
 
 
 def fetch_here(packed: bytes) -> None:
-    """Call the method `fetch` of a pickled `Probe`, which downloads files.
-
-    This is the task for one worker of each machine.
-    """
+    """Call the method `fetch` of a pickled `Probe`, which downloads files."""
     cloudpickle.loads(packed).fetch()
 
 
@@ -357,8 +319,7 @@ def run_here(packed: bytes, workers_here: int) -> None:
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
     """Select the versions to compare from a process's entry in ``Client.get_versions()``.
 
-    The build after a "+" is removed, so that "2.13.0+cpu" and "2.13.0+cu130" are equal. Python's
-    version has two numbers. Missing packages have no entry.
+    Builds after a "+" are removed, and Python's version has two numbers.
     """
     packages = dict(answer["packages"])
     packages["python"] = ".".join(packages["python"].split(".")[:2])

@@ -27,12 +27,10 @@ SAFE_PATH, BY_US = "PYTHONSAFEPATH", "gpuclassify"
 class ProcessSettings(WorkerPlugin):
     """Dask worker plugin that sets threads, memory allocation and timeouts of a worker's process.
 
-    `threads` is the number of threads of torch, and also of the tokenizers library. If None, it is
-    the number of cores that the worker may use, divided by `sharing`, the number of workers that
-    use the same cores. The defaults do not fit: Dask's nanny starts workers with
-    ``OMP_NUM_THREADS=1``, a single thread for torch, and each worker's tokenizers library would use
-    all cores. A worker without a nanny may run in the user's process, whose memory allocation and
-    tokenizing threads do not change.
+    `threads` are torch's and the tokenizers library's. If None, they are the worker's cores divided
+    by `sharing`, the number of workers that use the same cores. By default, torch would have a
+    single thread, because Dask's nanny sets ``OMP_NUM_THREADS=1``, and each worker's tokenizers
+    library would use all cores.
     """
 
     name = "gpuclassify-process"
@@ -42,12 +40,11 @@ class ProcessSettings(WorkerPlugin):
         self.sharing = sharing
 
     def setup(self, worker: Worker) -> None:
-        """Set threads, memory allocation and timeouts of the process of `worker`.
+        """Set threads, memory allocation and timeouts; Dask calls this when `worker` starts.
 
-        Dask calls this method when the worker starts. This is before the tokenizers library reads
-        its number of threads, at its first use; ``RAYON_NUM_THREADS``, if set, takes precedence for
-        it. A worker without a nanny (Dask's parent process of a worker) gets only torch's threads
-        and, unless it is in the scheduler's process, timeouts.
+        A worker without a nanny, Dask's parent process, may run in the user's process, so its
+        memory allocation and tokenizing threads do not change. ``RAYON_NUM_THREADS``, if set, takes
+        precedence for tokenizing.
         """
         import torch
 
@@ -65,10 +62,7 @@ class ProcessSettings(WorkerPlugin):
 
 
 class TorchMemoryFraction(WorkerPlugin):
-    """Dask worker plugin that limits torch to a fraction of its GPU's memory.
-
-    The rest is for other libraries on the GPU, such as cuDF.
-    """
+    """Dask worker plugin that limits torch to a fraction of its GPU's memory."""
 
     name = "gpuclassify-torch-memory-fraction"
 
@@ -76,11 +70,7 @@ class TorchMemoryFraction(WorkerPlugin):
         self.fraction = fraction
 
     def setup(self, worker: Worker) -> None:
-        """Limit torch's allocator to a fraction of the memory of the worker's own GPU.
-
-        It is the first GPU that torch sees: dask-cuda lists each worker's own GPU first. Dask calls
-        this method when the worker starts. Raises RuntimeError if torch sees no GPU.
-        """
+        """Limit torch on the first GPU that it sees, the worker's own if dask-cuda started it."""
         import torch
 
         if not torch.cuda.is_available():
@@ -94,9 +84,7 @@ class TorchMemoryFraction(WorkerPlugin):
 def raise_by_value() -> Any:
     """Return a function that increases Dask's timeouts and limits, but never lowers them.
 
-    The function's arguments are the least values: timeouts in Dask's configuration by name and, for
-    a scheduler, its ``worker_ttl`` in seconds and its ``allowed_failures``. The function is made
-    here because pickle then sends its code: a scheduler need not have this package.
+    It is made here because pickle then sends its code: a scheduler need not have this package.
     """
 
     def raise_settings(
@@ -123,8 +111,7 @@ def raise_by_value() -> Any:
 def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
     """Apply the settings of `gpuclassify.cluster.prepare` to a running cluster.
 
-    They are timeouts and limits of the scheduler, and threads, memory allocation and timeouts of
-    present and future workers. `threads` and `sharing` are explained at `ProcessSettings`.
+    `threads` and `sharing` are explained at `ProcessSettings`.
     """
     settings = (COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES)
     client.run_on_scheduler(raise_by_value(), *settings)
@@ -132,11 +119,10 @@ def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
 
 
 def dask_setup(service: Scheduler | Worker) -> None:
-    """Configure the Dask scheduler or worker of this process, given as `service`.
+    """Configure this process's Dask scheduler or worker; Dask calls it in a ``--preload``.
 
-    Dask calls it in processes that are started with ``--preload`` and the name of this module. A
-    worker's torch threads are ``OMP_NUM_THREADS`` if that is above 1, else ``SLURM_CPUS_PER_TASK``,
-    else the cores that it may use.
+    A worker's torch threads are ``OMP_NUM_THREADS`` if that is above 1, else
+    ``SLURM_CPUS_PER_TASK``, else the cores that it may use.
     """
     if isinstance(service, Scheduler):
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)

@@ -39,19 +39,11 @@ class QuietSecurity(Security):
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return Dask's arguments for opening a TLS connection, as ``distributed.Security`` does.
-
-        `role` is "client", "scheduler" or "worker". The SSL context in the result ignores a
-        connection that ends without a closing message.
-        """
+        """Return Dask's arguments to open connections that may end without a closing message."""
         return _quiet(super().get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Return Dask's arguments for accepting TLS connections, as ``distributed.Security`` does.
-
-        `role` is "client", "scheduler" or "worker". The SSL context in the result ignores a
-        connection that ends without a closing message.
-        """
+        """Return Dask's arguments to accept connections that may end without a closing message."""
         return _quiet(super().get_listen_args(role))
 
 
@@ -64,12 +56,10 @@ def _quiet(arguments: dict[str, Any]) -> dict[str, Any]:
 def make_security(settings: object) -> Security | None:
     """Convert the argument `security` of `get_client` to an object that requires TLS, or None.
 
-    None and False mean no TLS. True makes a certificate in memory for this cluster's processes
-    only. A path is a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``,
-    ``tls.crt`` and ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or
-    the text of certificates. A ``distributed.Security`` is returned unchanged if it requires TLS.
-    Raises ValueError if it does not, TypeError for other settings, and FileNotFoundError if a file
-    is missing.
+    None and False mean no TLS. True makes a certificate in memory. A path is a directory for
+    `certificate_files`. A mapping has the fields of ``distributed.Security``, with files or the
+    text of certificates. A ``distributed.Security`` is returned unchanged; raises ValueError if it
+    does not require TLS.
     """
     if settings is None or settings is False:
         return None
@@ -105,9 +95,8 @@ def make_security(settings: object) -> Security | None:
 def listens_here_alone(options: Mapping[str, Any]) -> bool:
     """Return whether all processes of a local cluster listen only on the loopback address.
 
-    Such a cluster gets TLS by default. `options` are the arguments of the cluster. Returns False if
-    they set a host, an interface, a protocol (the protocol UCX has no TLS) or ``scheduler_kwargs``,
-    and for ``processes=False``, where workers are threads of this process.
+    Returns False if `options` set a host, interface, protocol (also UCX, which has no TLS) or
+    ``scheduler_kwargs``, and for ``processes=False``, where workers are threads of this process.
     """
     is_placed = not options.keys().isdisjoint(("host", "interface", "protocol", "scheduler_kwargs"))
     is_ucx = any(options.get(f"enable_{name}") for name in UCX_TRANSPORTS)
@@ -115,10 +104,9 @@ def listens_here_alone(options: Mapping[str, Any]) -> bool:
 
 
 def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
-    """Return the paths of three files in a directory: certificate authority, certificate and key.
+    """Return the paths of a directory's certificate authority, certificate and key.
 
     They are ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``, ``tls.crt`` and ``tls.key``.
-    Raises FileNotFoundError if neither set is complete.
     """
     folder = Path(directory).expanduser()
     for names in FILES:
@@ -132,10 +120,7 @@ def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Pa
 
 
 def make_certificate(folder: Path) -> None:
-    """Make `folder`, with a new TLS certificate and its key, as `make_security` reads them.
-
-    Only the owner can read them. Raises FileExistsError if the folder exists.
-    """
+    """Make `folder`, with a new TLS certificate and its key, which only the owner can read."""
     made = make_security(True)
     assert made is not None
     folder.mkdir(mode=0o700)
@@ -148,10 +133,7 @@ def make_certificate(folder: Path) -> None:
 
 
 def warn_if_open(addresses: Iterable[str], cure: str) -> None:
-    """Log a warning if other machines can reach one of a scheduler's `addresses` without TLS.
-
-    The warning ends with `cure`, a sentence that says what to do, passed without its full stop.
-    """
+    """Log a warning, which ends with `cure`, if other machines can reach an address without TLS."""
     if open_addresses := ", ".join(filter(is_open, addresses)):
         logger.warning(
             "the Dask scheduler at %s takes connections without TLS: whoever reaches it can run "
@@ -162,11 +144,7 @@ def warn_if_open(addresses: Iterable[str], cure: str) -> None:
 
 
 def is_open(address: str) -> bool:
-    """Return whether a Dask address can be reached by other machines without TLS.
-
-    That is, the address has a protocol without TLS, and is not this machine's loopback address. A
-    host name that cannot be resolved here counts as reachable.
-    """
+    """Return whether other machines may reach a Dask address without TLS."""
     if not address.startswith(PLAIN_SCHEMES):
         return False
     from distributed.comm import get_address_host, resolve_address

@@ -42,9 +42,8 @@ def check_options(
 ) -> None:
     """Raise TypeError if an option of `get_client` is not a parameter of any of the `targets`.
 
-    `targets` are the classes that options are passed on to, such as LocalCluster; the message names
-    the first of them. Their parameters in `MANAGED_OPTIONS` are refused, too. Names in `also_near`
-    are accepted. The message suggests the most similar accepted name.
+    `targets` are the classes that options are passed on to, such as LocalCluster. Their parameters
+    in `MANAGED_OPTIONS` are refused, too. Names in `also_near` are accepted.
     """
     accepted = {name for target in targets for name in names_of(target)} - MANAGED_OPTIONS
     owner = targets[0].__name__
@@ -59,11 +58,7 @@ def names_of(target: Any) -> list[str]:
 
 
 def parse_walltime(walltime: str) -> int | None:
-    """Convert a time limit in Slurm's format, such as "1-12:00", to seconds.
-
-    Returns None for "infinite" and "unlimited". Raises ValueError if the limit is zero, or the text
-    has another format.
-    """
+    """Convert a time limit of Slurm, such as "1-12:00", to seconds; None for "unlimited"."""
     text = str(walltime).strip().lower()
     if text in ("infinite", "unlimited"):
         return None
@@ -85,9 +80,8 @@ def parse_walltime(walltime: str) -> int | None:
 def one_for_each_gpu(option: str, gpus: int, **workers: int | None) -> None:
     """Raise ValueError if a Slurm job or node has GPUs, and another number of workers.
 
-    `gpus` is the number of GPUs, 0 for none, and `option` is the name of the option that sets it,
-    for the message. `workers` maps the name of another option to the number of workers that it asks
-    for, or to None if it is not set.
+    `option` is the name of the option that sets `gpus`. `workers` are the numbers of workers that
+    other options ask for, None if they are not set.
     """
     for name, count in workers.items():
         if gpus and count not in (None, gpus):
@@ -97,12 +91,9 @@ def one_for_each_gpu(option: str, gpus: int, **workers: int | None) -> None:
 
 
 def memory_shares(n_workers: int) -> dict[str, int]:
-    """Return each worker's memory limit as an argument of ``LocalCluster``, by name.
+    """Return ``{"memory_limit": bytes}`` for each of `n_workers`; {} if Dask finds it by itself.
 
-    The argument is ``memory_limit``: the bytes of memory that this process may use, divided by
-    `n_workers`. The dict is empty if Dask finds that memory by itself. Dask reads only the
-    machine's memory and the limit of the topmost control group (cgroup), so that it misses lower
-    limits, such as a container's.
+    Dask reads only the machine's memory and the limit of the topmost control group (cgroup).
     """
     from distributed.system import MEMORY_LIMIT
 
@@ -111,11 +102,7 @@ def memory_shares(n_workers: int) -> dict[str, int]:
 
 
 def refuse_crowd(n_workers: int) -> None:
-    """Raise ImpossibleClusterError if there is too little memory to start `n_workers` workers.
-
-    Each worker needs `WORKER_BYTES` of the memory that this process may use. One worker is always
-    allowed.
-    """
+    """Raise ImpossibleClusterError if `n_workers` is above 1 and too many for the memory here."""
     memory_bytes = usable_memory()
     most = max(1, int(memory_bytes // WORKER_BYTES))
     if n_workers > most:
@@ -136,11 +123,9 @@ def cpu_cluster_options(
 ) -> tuple[dict[str, Any], int]:
     """Return the arguments of ``LocalCluster`` for a CPU cluster, and the torch threads per worker.
 
-    `options` are other arguments of ``LocalCluster``; they override the arguments made here. Each
-    worker's torch gets ``cores // n_workers`` threads, at least 1. If `n_workers` is None, there is
-    one worker per 8 cores, but at least two. Memory of less than 8 GB per worker, or fewer cores
-    than workers, lowers that number. With ``processes=False`` there is one worker. `cores` and
-    `memory_bytes` are by default what this process may use.
+    `options` override the arguments made here. By default, there is one worker per 8 cores, but at
+    least two, fewer if memory or cores are short, and one with ``processes=False``. `cores` and
+    `memory_bytes` default to those that this process may use.
     """
     cores = usable_cores() if cores is None else cores
     if n_workers is None and (options or {}).get("processes") is False:
@@ -157,10 +142,8 @@ def cpu_cluster_options(
 def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
     """Return the number of tasks that a worker runs at a time: `requested`, or a default if None.
 
-    The default is two on a GPU with pandas frames, else one. One of two tasks reads and tokenizes
-    while the other one runs the model; with a single task the GPU would wait at the start and end
-    of each part of the input. cudf frames take GPU memory, so that there is one task at a time.
-    Raises TypeError or ValueError if `requested` is no positive integer.
+    The default is two on a GPU with pandas frames, so that one task reads and tokenizes while the
+    other one runs the model. It is one with cudf frames, which take GPU memory, and on CPUs.
     """
     check_count("threads_per_worker", requested, may_be_none=True)
     return requested or (2 if is_gpu and backend == "pandas" else 1)
@@ -173,8 +156,7 @@ def parse_size(
 
     `value` is a number of bytes, ``8_000_000_000`` or ``"8GB"``, or a share, ``0.3`` or ``"0.3"``;
     None is returned unchanged. If `device_bytes` (the device's memory) is passed, a share is
-    converted to bytes. `name` is the argument's name, for messages. Raises TypeError or ValueError
-    if the value is invalid, not above zero, or a share above 1.
+    converted to bytes.
     """
     from dask.utils import parse_bytes
 
@@ -205,14 +187,12 @@ def gpu_cluster_options(
     enable_cudf_spill: bool = False,
     device_bytes: int | None = None,
 ) -> tuple[dict[str, Any], float | None]:
-    """Return the arguments of ``LocalCUDACluster``, and torch's share of the GPU's memory.
+    """Return the arguments of ``LocalCUDACluster``, and torch's share of the GPU's memory or None.
 
-    `options` are the caller's other arguments of ``LocalCUDACluster`` and become part of the
-    result. `device_bytes` is the memory of the smallest GPU in use; if it is passed, shares of RMM
-    are converted to bytes, because dask-cuda would apply them to GPU 0, and to the whole GPU for a
-    MIG slice. The remaining parameters are explained at `get_client`. torch's share is None if
-    torch is not limited. Raises ValueError if settings contradict each other or are out of
-    range, or if shares sum to more than 0.95, and TypeError if a size has another type.
+    `options` are other arguments of ``LocalCUDACluster`` and become part of the result. With
+    `device_bytes`, the memory of the smallest GPU in use, shares of RMM are converted to bytes,
+    because dask-cuda would apply them to GPU 0, and to the whole GPU for a MIG slice. The remaining
+    parameters are explained at `get_client`.
     """
     options = dict(options or {})
     check_choice("backend", backend, BACKENDS)
@@ -263,10 +243,7 @@ def gpu_cluster_options(
 
 
 def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that get a worker each: all visible ones, or the first `n_workers`.
-
-    Raises ValueError if there are fewer, or whole GPUs are mixed with MIG slices.
-    """
+    """Return the GPUs that get a worker each: all visible ones, or the first `n_workers`."""
     if n_workers is not None and n_workers > len(gpus):
         raise ValueError(
             f"n_workers={n_workers}, but {len(gpus)} GPUs are visible and each takes one worker; "
@@ -284,10 +261,7 @@ def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
 
 
 def missing_for_gpu(survey: GpuSurvey) -> list[str]:
-    """Return a phrase for each requirement of a local GPU cluster that this machine lacks.
-
-    `survey` lists the machine's GPUs. The list is empty if nothing is missing.
-    """
+    """Return a phrase for each requirement of a local GPU cluster that this machine lacks."""
     missing = [survey.absent_because] if survey.absent_because else []
     for module in ("dask_cuda", "rmm"):
         try:
@@ -334,11 +308,10 @@ def _is_torch_on_rmm(options: Mapping[str, Any]) -> bool:
 def _check_shares(
     maximum: int | float | None, torch_fraction: float | None, device_bytes: int | None
 ) -> None:
-    """Raise ValueError if RMM's pool and torch together may take more than 0.95 of the GPU.
+    """Raise ValueError if the limits of RMM and torch sum to more than 0.95 of the GPU.
 
-    `maximum` limits RMM, in bytes (int) or as a share (float); None, a pool without a limit, counts
-    as the whole GPU. Unlimited torch (`torch_fraction` is None) counts as 0. A maximum in bytes is
-    not checked if the GPU's memory, `device_bytes`, is unknown (None).
+    `maximum` limits RMM, in bytes (int; not checked without `device_bytes`) or as a share (float).
+    Without a limit, RMM counts as 1, and torch as 0.
     """
     if maximum is None:
         rmm_share = 1.0

@@ -78,11 +78,9 @@ class SlurmPlan(NamedTuple):
 def start_slurm(options: Mapping[str, Any]) -> Client:
     """Submit Slurm jobs with Dask workers; return a client of the scheduler, which runs here.
 
-    `options` are those of `plan_slurm`, and ``look_every_seconds``, the interval between calls of
-    squeue (default: 30), which finds ended jobs, to submit new ones in their place. The client is
-    returned as soon as the jobs are submitted; they may still be queued. Closing it closes the
-    cluster and cancels its jobs. Raises RuntimeError if sbatch is missing, or Slurm refuses a job,
-    and the errors of `plan_slurm`.
+    `options` are those of `plan_slurm`, and ``look_every_seconds``, the seconds between
+    replacements of ended jobs (default: 30). The jobs may still be queued. Closing the client
+    closes the cluster and cancels its jobs.
     """
     options = dict(options)
     look_every_seconds = options.pop("look_every_seconds", None) or LOOK_EVERY_SECONDS
@@ -220,10 +218,9 @@ def plan_slurm(
 
 
 def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
-    """Return the number of Slurm jobs for a cluster, and the number of workers in each job.
+    """Return the number of Slurm jobs for `n_workers` in total, and the number of workers in each.
 
-    A job has a worker for each of its `gpus` or, if they are 0, `processes` workers (None: 1).
-    `n_workers` is the total (None: the workers of one job). ValueError if it does not fill jobs.
+    A job has a worker for each of its `gpus` or, if they are 0, `processes` workers.
     """
     one_for_each_gpu("gpus_per_job", gpus, processes=processes)
     check_count("processes", processes, may_be_none=True)
@@ -240,12 +237,7 @@ def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tupl
 
 
 def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Convert arguments of LocalCUDACluster to command-line options of ``dask cuda worker``.
-
-    `settings` has the arguments by name. Arguments that are None or False are left out, True gives
-    an option without a value, and items of lists are joined by commas. Values are quoted for the
-    shell.
-    """
+    """Convert LocalCUDACluster's arguments to shell-quoted options of ``dask cuda worker``."""
     arguments = []
     for name, value in settings.items():
         if value is None or value is False:
@@ -258,13 +250,7 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str]:
-    """Return shell lines for a job's script that make workers leave before the job's end.
-
-    They set the workers' lifetime, in environment variables of Dask, to `walltime` minus
-    `leave_before`: seconds or such as "2m" (None: a fifth of the walltime, at most 5 minutes).
-    Without a time limit (None or "unlimited"), the list is empty. Raises ValueError if no time to
-    work would be left.
-    """
+    """Return shell lines that make workers leave before their job ends; [] without a time limit."""
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:
         return []
@@ -283,10 +269,7 @@ def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str
 
 
 class ClosingJob(SLURMJob):
-    """Slurm job of dask-jobqueue whose `status` becomes "closed" when the job is cancelled.
-
-    Dask expects this of a job, but dask-jobqueue does not set it.
-    """
+    """Slurm job of dask-jobqueue whose `status` becomes "closed" on cancelling, as Dask expects."""
 
     async def close(self) -> None:
         """Cancel the Slurm job, and set its `status` to "closed"."""
@@ -297,9 +280,8 @@ class ClosingJob(SLURMJob):
 class KeptCluster(SLURMCluster):
     """Dask cluster of Slurm jobs, by dask-jobqueue, that submits a new job for each that has ended.
 
-    dask-jobqueue does not watch submitted jobs. This class asks squeue for queued and running jobs,
-    which detects every end: a worker that left before its walltime, preemption, a failed node,
-    scancel, and a job that failed before its worker started.
+    dask-jobqueue does not watch submitted jobs. This class asks squeue, which shows every end, also
+    by preemption or before the worker started.
     """
 
     job_cls = ClosingJob
@@ -312,10 +294,9 @@ class KeptCluster(SLURMCluster):
         self.refusal = ""
 
     def submit(self, jobs: int) -> None:
-        """Submit this number of Slurm jobs, each with one or more workers.
+        """Submit this number of Slurm jobs after a dry run, and replace ended jobs from then on.
 
-        From then on, `replace_ended` is called at intervals, until the cluster closes. The job is
-        first tried as a dry run. Raises RuntimeError if sbatch is missing, or Slurm refuses a job.
+        Raises RuntimeError if sbatch is missing, or Slurm refuses a job.
         """
         _try_out(self.job_script())
         for _ in range(jobs):
@@ -327,11 +308,7 @@ class KeptCluster(SLURMCluster):
         self.loop.add_callback(self.watch.start)
 
     async def replace_ended(self) -> None:
-        """Ask Slurm for this user's jobs, and submit a new job for each ended job of the cluster.
-
-        If jobs keep ending without a worker, close the cluster instead. If Slurm does not answer or
-        refuses a new job, a warning is logged, and the next call tries again.
-        """
+        """Submit a new job for each ended one; close the cluster if jobs keep failing."""
         if self.status != Status.running:
             self.watch.stop()
             return
@@ -377,9 +354,8 @@ class KeptCluster(SLURMCluster):
     async def _must_give_up(self, ended: list[str]) -> bool:
         """Return True, and log the reason, if Slurm jobs keep ending while there is no worker.
 
-        Each call counts as one round, and a worker resets the count; more than `MOST_FAILED_ROUNDS`
-        rounds give True. `ended` has the ids of the jobs that ended in this round; it is empty if
-        Slurm refused all of them.
+        `ended` has the ids of jobs that ended in this round; it is empty if Slurm refused all of
+        them.
         """
         self.failed_rounds = 0 if self.scheduler.workers else self.failed_rounds + 1
         if self.failed_rounds <= MOST_FAILED_ROUNDS:
@@ -399,10 +375,7 @@ class KeptCluster(SLURMCluster):
 
 
 def _try_out(script: str) -> None:
-    """Pass a script's text to ``sbatch --test-only``.
-
-    Raises RuntimeError if Slurm refuses the job, or sbatch is missing.
-    """
+    """Pass a script to ``sbatch --test-only``; raise RuntimeError if Slurm refuses the job."""
     try:
         done = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
@@ -427,10 +400,7 @@ def _message(error: BaseException) -> str:
 
 
 async def _end_of_log(job_id: str) -> str:
-    """Return the last lines of a Slurm job's log; if it cannot be read here, its likely name.
-
-    The text is for an error message.
-    """
+    """Return the last lines of a Slurm job's log; if it cannot be read here, its likely name."""
     try:
         shown = await _output("scontrol", "show", "job", job_id)
         (path,) = (line.strip() for line in shown.splitlines() if "StdErr=" in line)
