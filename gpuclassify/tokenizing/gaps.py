@@ -82,8 +82,7 @@ _ASCII = range(0x21, 0x7F)
 def prefix_end(text: str, chars: int) -> int:
     """Return the length of a text's shortest prefix above `chars` characters that ends at a gap.
 
-    A gap is here a single space between printable ASCII characters; the prefix ends before it.
-    Without one, it is the text's length. Used to tokenize only a prefix of a long text.
+    Gaps here are single spaces between printable ASCII characters, and the end of the text.
     """
     gap = _GAP.search(text, chars)
     return len(text) if gap is None else gap.end()
@@ -92,9 +91,8 @@ def prefix_end(text: str, chars: int) -> int:
 def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
     """Return whether a tokenizer provably tokenizes both sides of a gap independently.
 
-    Gaps here are single spaces between printable ASCII characters. If so, a text's tokens begin
-    with the tokens of any prefix that ends at a gap. `backend` is a ``tokenizers.Tokenizer``, and
-    `description` its parsed ``tokenizer.json``.
+    Gaps here are single spaces between printable ASCII characters. `backend` is a
+    ``tokenizers.Tokenizer``, and `description` its parsed ``tokenizer.json``.
     """
     _, splitters = _split_steps(description)
     return (
@@ -107,11 +105,7 @@ def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
 
 
 def _split_steps(description: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Cut the list of a pre-tokenizer's steps in two: simple first steps, and the rest.
-
-    The simple steps only split off digits or punctuation. `description` is the tokenizer's parsed
-    ``tokenizer.json``.
-    """
+    """Split a pre-tokenizer's steps into leading ones for digits or punctuation, and the rest."""
     steps = list(steps_of(description["pre_tokenizer"], "pretokenizers"))
     local = list(itertools.takewhile(lambda step: step["type"] in _LOCAL_SPLITTERS, steps))
     return local, steps[len(local) :]
@@ -175,10 +169,9 @@ class Gaps:
     def cut(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Split concatenated UTF-8 texts into words at their gaps, and return the words' offsets.
 
-        A gap is an offset where a text can be cut without changing its tokens, such as before a
-        space. No word spans two texts, and words cover all bytes, spaces too. `data` are the
-        bytes, uint8, and `offsets`, (texts + 1,), the texts' offsets in `data`. Returns the offsets
-        in `data` at which words begin, ascending, and ``len(data)`` at the end, int64 (words + 1,).
+        `data` are the bytes, uint8, and `offsets`, (texts + 1,), the texts' offsets in `data`. The
+        result, int64 (words + 1,), ends with ``len(data)``. Words cover all bytes, spaces too, and
+        no word spans two texts.
         """
         begins = np.zeros(len(data) + 1, dtype=bool)
         begins[offsets] = True
@@ -247,7 +240,6 @@ def _code_points(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
     """Derive the rules for cutting a tokenizer's texts into words that are tokenized separately.
 
-    `backend` is a ``tokenizers.Tokenizer``, and `description` its parsed ``tokenizer.json``.
     Returns None if the tokenizer has steps that are not proven to work word by word.
     """
     if not ends_words_in_gaps(backend, description) or description["model"].get("dropout"):
@@ -296,11 +288,7 @@ class _Rules:
         return bool(token["content"] and extends)
 
     def are_known(self) -> bool:
-        """Return whether the tokenizer provably tokenizes a word alone as it does in a text.
-
-        It must have passed `ends_words_in_gaps`. This checks only added tokens, and steps that
-        treat a text's beginning in another way; `spaces` checks white space.
-        """
+        """Return whether added tokens, and steps at a text's beginning, provably allow cuts."""
         prepends_always = self.is_metaspace and self.ender["prepend_scheme"] == "always"
         prepends_first = any(step.get("prepend_scheme") == "first" for step in self.later)
         return (
@@ -312,11 +300,7 @@ class _Rules:
         )
 
     def spaces(self) -> str:
-        """Return the white space characters that each separate words, as one string.
-
-        A text can be cut before a run of them, so that the run belongs to the word behind it.
-        Returns "" if texts cannot be cut.
-        """
+        """Return the white space characters that separate words, as one string; "" for none."""
         spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
 
@@ -336,10 +320,7 @@ class _Rules:
         return True
 
     def splits_runs(self) -> bool:
-        """Return whether the tokenizer provably splits white space before its last character.
-
-        GPT-2's pattern does: of several spaces, the last one belongs to the next word.
-        """
+        """Return whether white space is provably split before its last character, as in GPT-2."""
         tail = [] if self.ender["type"] == "ByteLevel" else [("ByteLevel", False, False)]
         rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in self.later]
         is_other = self.drops or self.is_metaspace or self.has_prefix or self.local
@@ -356,11 +337,7 @@ class _Rules:
         )
 
     def character_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return five masks by code point, bool (0x10000,): characters that may border a gap.
-
-        They are, in this order, the fields `before`, `marks`, `before_lines`, `after` and
-        `after_space` of `Gaps`.
-        """
+        """Return the tables `before`, `marks`, `before_lines`, `after`, `after_space` of `Gaps`."""
         before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
         splits_runs, normalize = self.splits_runs(), self.normalize
         for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
@@ -385,9 +362,8 @@ class _Rules:
 class Words:
     """Token ids of many texts, without special tokens, stored once per distinct word.
 
-    `rows` has the int32 token ids of each distinct word, as bytes. `indices` has, for every word of
-    all texts in order, its index in `rows`. `bounds`, (texts + 1,), are offsets in `indices`: text
-    i has the words ``indices[bounds[i]:bounds[i + 1]]``.
+    `rows` has the int32 token ids of each distinct word, as bytes. `indices` has the index in
+    `rows` of every word of all texts, and `bounds`, (texts + 1,), the texts' offsets in `indices`.
     """
 
     def __init__(self, rows: Sequence[bytes], indices: np.ndarray, bounds: np.ndarray) -> None:
@@ -403,10 +379,7 @@ class Words:
         return self._ends[self._last] - self._ends[self._first]
 
     def replace(self, texts: Sequence[int], words: Words) -> None:
-        """Replace the tokens of some texts by the tokens of the texts in `words`.
-
-        `texts` has the index in this object of each text in `words`, in order.
-        """
+        """Replace the tokens of the texts at the indices `texts` by the tokens in `words`."""
         starts, ends = words._starts + len(self._flat), words._ends[1:] + self._ends[-1]
         self._first, self._last = self._first.copy(), self._last.copy()
         self._first[texts] = words._first + len(self._starts)
@@ -416,10 +389,7 @@ class Words:
         self._ends = np.concatenate([self._ends, ends])
 
     def take(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Concatenate the token ids of all texts, int32 (tokens,), each from a start to a stop.
-
-        `starts` and `stops` (exclusive), int64 (texts,), count tokens from each text's beginning.
-        """
+        """Concatenate the token ids of all texts, int32 (tokens,), each from a start to a stop."""
         words = self._last - self._first
         index, begins = _ranges(self._first, words), self._ends[self._first]
         low = np.maximum(self._ends[index], np.repeat(begins + starts, words))
@@ -438,10 +408,9 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class WordCache:
     """Tokenizer that caches the token ids of words, for all threads of the process.
 
-    Texts are cut into words where that cannot change tokens, and if it is faster. Words are looked
-    up without a lock, because concurrent threads compute equal entries. The cache has two halves: a
-    word found in the older half moves to the younger one, and when that is full, the older half is
-    dropped. So recurring words stay.
+    Texts are cut into words where that cannot change tokens, and if it is faster. Lookups take no
+    lock, because threads compute equal entries. A word found in the older half of the cache moves
+    to the younger half; when that is full, the older half is dropped.
     """
 
     def __init__(self, backend: Any, description: dict[str, Any]) -> None:
@@ -459,10 +428,7 @@ class WordCache:
         self._patience = _LEAST_PATIENCE  # `_whole_bytes` relative to the bytes counted last
 
     def __call__(self, texts: Sequence[str]) -> Words:
-        """Return the texts' token ids, without special tokens, as `backend` would compute them.
-
-        Raises PanicError if the tokenizers library panics.
-        """
+        """Return the texts' token ids, without special tokens, as `backend` would compute them."""
         _, ends, content = pa.array([*texts, ""], pa.large_string()).buffers()
         offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
         data = np.frombuffer(content or b"", np.uint8, int(offsets[-1]))
@@ -478,9 +444,7 @@ class WordCache:
     def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
         """Return whether few of the first words are new to the cache, so that cutting is faster.
 
-        The first words are those in the first 256 KiB of `data`, concatenated UTF-8 texts. `bounds`
-        has the offset in `data` of each word, and ``len(data)`` at the end. Also sets the number of
-        bytes until cutting is tried again if this returns False.
+        Also sets `_whole_bytes`, the number of bytes until cutting is tried again.
         """
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
         distinct = _encode_words(data, counted).dictionary
@@ -513,11 +477,9 @@ class WordCache:
         return bounds[np.append(is_kept, True)]
 
     def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-        """Return a list of distinct words' token ids, as int32 bytes, and each word's index in it.
+        """Return the distinct words' token ids, as int32 bytes, and each word's index among them.
 
-        Word i is ``data[bounds[i]:bounds[i + 1]]``, UTF-8 bytes; `bounds` is int64 (words + 1,).
-        New words are tokenized, and words of up to `LONGEST_WORD` bytes are cached. If texts are
-        cut, it is decided anew whether later texts are.
+        Word i is ``data[bounds[i]:bounds[i + 1]]``. New words are tokenized, and short ones cached.
         """
         coded = _encode_words(data, bounds)
         distinct, lengths = coded.dictionary.to_pylist(), _byte_lengths(coded.dictionary)
@@ -572,8 +534,7 @@ class WordCache:
     def _cutting_pays(self, is_new: np.ndarray, lengths: np.ndarray, bounds: np.ndarray) -> bool:
         """Return whether new words are few enough that cutting texts into words is faster.
 
-        `is_new` and `lengths` have an element per distinct word, and `bounds` are offsets of all
-        words.
+        `is_new` and `lengths` are (distinct words,), and `bounds` has the offsets of all words.
         """
         most = _MOST_NEW if self._cut_bytes > _FIRST_BYTES else _MOST_NEW_AT_FIRST
         # Long words are ignored, because they cost the same alone and within their texts.
@@ -596,8 +557,7 @@ class WordCache:
 def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
     """Return a copy of the tokenizer `backend` with the separator `_BETWEEN` as an added token.
 
-    It tokenizes many words in one text, joined by that character. Returns None if a word could have
-    other tokens there than alone. `description` is the parsed ``tokenizer.json`` of `backend`.
+    Returns None if a word could have other tokens between separators than alone.
     """
     from tokenizers import AddedToken, Tokenizer
 
@@ -638,10 +598,7 @@ _caching = threading.Lock()
 
 @panics_as_errors()
 def word_cache(backend: Any) -> WordCache:
-    """Return this process's `WordCache` for a ``tokenizers.Tokenizer``; equal ones share it.
-
-    It is freed with its last reference. The tokenizer must not truncate or pad.
-    """
+    """Return the cache that equal tokenizers share; `backend` must not truncate or pad."""
     description = json.loads(backend.to_str())
     steps = [description[name] for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
     digest = hashlib.sha256(json.dumps(steps).encode()).hexdigest()

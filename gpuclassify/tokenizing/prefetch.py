@@ -42,9 +42,8 @@ Made = TypeVar("Made")
 class TokenStore:
     """Cache of texts' tokens, so that mappers (models) over one partition tokenize a text once.
 
-    Another mapper's tokens are used if they must be equal: the tokenizers have equal fingerprints,
-    and both cut in the same way or neither cuts this text. The key is the text itself, so mappers
-    with different `max_chars` share the texts that both leave whole.
+    Mappers share a text's tokens if their tokenizers have equal fingerprints, and both cut in the
+    same way or neither cuts this text.
     """
 
     def __init__(self) -> None:
@@ -53,10 +52,7 @@ class TokenStore:
     def encode(
         self, tokenizer: TextTokenizer, texts: Sequence[str]
     ) -> tuple[list[TextTokens], int]:
-        """Return the tokens of each text, in order, and the number of texts found in the cache.
-
-        Other texts are tokenized by `tokenizer`, and cached.
-        """
+        """Return the tokens of each text, in order, and the number of texts found in the cache."""
         uncut = self._known[tokenizer.fingerprint]
         cut = self._known[tokenizer.fingerprint, tokenizer.cut]
         encoded = {text: cut[text] for text in texts if text in cut}
@@ -75,19 +71,14 @@ current_store: ContextVar[TokenStore | None] = ContextVar("current_store", defau
 
 
 def shared_tokens() -> contextlib.AbstractContextManager[None]:
-    """Return a context manager, in whose block this thread's mappers share the tokens of texts.
-
-    The mappers (models) that run in the ``with`` block share one cache, a `TokenStore`, so that
-    mappers with equal tokenizers tokenize a text only once.
-    """
+    """Return a context manager, in whose block this thread's mappers share the tokens of texts."""
     return set_variable(current_store, TokenStore())
 
 
 class TokenSource:
     """Texts to run, with their tokenizer, which tokenizes ranges of them on demand.
 
-    With `has_all_windows`, long texts have several windows (token spans as long as the model
-    reads); otherwise, each text has its first one. `store` caches tokens for other mappers.
+    With `has_all_windows`, long texts have several windows; otherwise, each text has its first one.
     """
 
     def __init__(
@@ -109,11 +100,7 @@ class TokenSource:
         return self._tokenizer.char_counts(self._texts)
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Tokenize ``texts[start:stop]``, and return their windows.
-
-        The number of texts whose tokens come from the cache `store`, where other mappers (models)
-        over the same texts have put them, is added to ``stats.shared_texts``.
-        """
+        """Tokenize ``texts[start:stop]``, return the windows, and count shared texts in `stats`."""
         texts = self._texts[start:stop]
         if self._is_flat:
             return only_windows(self._tokenizer(texts))
@@ -128,14 +115,13 @@ class TokenStream:
     """Distinct windows of texts (token spans as long as the model reads), in blocks of texts.
 
     Iteration yields the blocks, which are tokenized on another thread. Afterwards, properties map
-    the windows back to the texts. Equal windows are yielded once; texts that differ only behind the
-    cut, or that the tokenizer normalizes to the same tokens, have equal windows. `known` are the
-    digests of windows that have outputs already: they are not yielded, and are the first distinct
-    windows in `positions`. Times of tokenizing and waiting, and counts of windows, are added to
-    `stats`. `block_chars` is the number of characters of the first block and of the largest one.
+    the windows back to the texts. Equal windows are yielded once. `known` are digests of windows
+    that have outputs already: they are not yielded, and are the first distinct windows in
+    `positions`. `block_chars` limits the characters of the first block and of the largest one; a
+    single text may exceed it.
 
     The used windows of a text are all of its windows, or the first one, as `source` was told.
-    Properties have an element per text or per used window, also for windows that are not yielded.
+    Properties have an element per text or per used window, yielded or not.
     """
 
     def __init__(
@@ -155,11 +141,9 @@ class TokenStream:
         self.blocks: list[Windows] = []
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        """Yield batches of windows to run, one per block of texts, in the texts' order.
+        """Yield batches of new windows, one per block of texts, in the texts' order.
 
-        Windows that equal an earlier one of this stream, or whose digest was passed as `known`, are
-        left out, so that a batch may be empty. The next blocks are tokenized while the caller runs
-        a batch. A stream can be iterated only once.
+        A batch may be empty. A stream can be iterated only once.
         """
         bounds = text_blocks(self._source.char_counts, *self._block_chars)
         blocks = ahead(self._tokenize, bounds)
@@ -178,10 +162,7 @@ class TokenStream:
 
     @property
     def positions(self) -> np.ndarray:
-        """Index of each used window among the distinct windows, int64 (windows,).
-
-        Distinct windows are the `known` ones in their order, and then those yielded.
-        """
+        """Index of each used window among the distinct windows, int64 (windows,)."""
         return np.asarray(self._positions, dtype=np.int64)
 
     @property
@@ -221,10 +202,7 @@ class TokenStream:
         return block.tokens.take([window])
 
     def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
-        """Tokenize the texts from a start to a stop (exclusive), and return their new windows.
-
-        New windows are not equal to earlier ones. Counts and times are added to the stream's stats.
-        """
+        """Tokenize the texts from a start to a stop (exclusive), and return their new windows."""
         stats = self._stats
         with _tokenizing.share() as share:
             windows = self._source.windows(*bounds, stats)
@@ -248,10 +226,7 @@ class TokenStream:
 
 
 class Share:
-    """Time that one thread has spent, in seconds, as part of a `SharedTime`.
-
-    It is set when the ``with`` block of `SharedTime.share` ends.
-    """
+    """Seconds that one thread has spent, set when the block of `SharedTime.share` ends."""
 
     seconds = 0.0
 
@@ -270,11 +245,7 @@ class SharedTime:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Share]:
-        """Measure this thread's part of the wall time of a ``with`` block, which gets a `Share`.
-
-        Its `seconds` are set when the block ends. Time is divided equally among the threads that
-        are in such a block.
-        """
+        """Measure this thread's part of the wall time of a ``with`` block, which gets a `Share`."""
         share = Share()
         began = self._change(1)
         try:
@@ -295,11 +266,7 @@ _tokenizing = SharedTime()
 
 
 def tokenizer_threads() -> int:
-    """Return the number of threads that the tokenizers library uses, by environment variables.
-
-    It is 1 if TOKENIZERS_PARALLELISM is off, else RAYON_NUM_THREADS if that is a number above 0,
-    else the number of CPUs.
-    """
+    """Return the number of threads that the tokenizers library uses, by environment variables."""
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF:
         return 1
     threads = os.environ.get("RAYON_NUM_THREADS", "")
@@ -325,10 +292,7 @@ def text_blocks(
 
 
 def ahead(work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
-    """Yield ``work(item)`` for each item in order, computed up to 2 items ahead on another thread.
-
-    An error in ``work(item)`` is raised in place of its result, and ends the iteration.
-    """
+    """Yield ``work(item)`` for each item in order, computed ahead on another thread."""
     made: deque[Future[Made]] = deque()
     items = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="gpuclassify-tokens") as thread:

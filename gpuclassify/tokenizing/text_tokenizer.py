@@ -35,23 +35,18 @@ class TextTokenizer:
     it while another thread tokenizes is an error in the tokenizers library.
 
     With an `overlap`, long texts are cut into windows that share that many tokens, instead of being
-    truncated. If `counts_rest` is false, the tokens behind a cut are not counted:
-    `TextTokens.whole_length` of a cut text may be inexact. Only a prefix of a long text is then
-    tokenized, if texts are truncated on the right and a prefix provably has the same tokens.
+    truncated. If `counts_rest` is false, the tokens behind a cut are not counted, and only a prefix
+    of a long text may be tokenized.
 
     With `end_chars`, a text longer than twice that has two windows: tokens of its first `end_chars`
-    characters, and tokens of its last ones. A shorter text has the first window only. FinePDFs
-    reads texts like this, but its ``create_text_chunks`` also drops the word at a cut.
+    characters, and tokens of its last ones, as FinePDFs reads texts (but its ``create_text_chunks``
+    also drops the word at a cut).
 
     With `has_special_once`, a text's windows are spans of the text with its special tokens, as in
     the usual evaluation of language models. Otherwise, every window has special tokens.
 
-    `pairing` is a query and a truncation strategy for pairs of texts. If the query is a text, it is
-    the first text of every pair. If it is None, texts are tuples of two. If it is a tuple of texts,
-    such as the hypotheses of a zero-shot classifier, each text is paired with each of them and has
-    one window per pair. The text's own tokens are made once.
-
-    Raises ValueError if special tokens, overlap or a hypothesis leave no room for text.
+    `pairing` makes pairs of texts: see `Pairing`. With a tuple of second texts, each text has one
+    window per pair.
     """
 
     def __init__(
@@ -108,11 +103,7 @@ class TextTokenizer:
 
     @property
     def hypotheses(self) -> tuple[str, ...]:
-        """Second texts, such as a zero-shot classifier's hypotheses, to pair with every text.
-
-        They are the tuple in `pairing`, also if it has only one; () if there are no pairs, or if
-        `pairing` has a single query or None.
-        """
+        """Second texts to pair with every text, such as zero-shot hypotheses; () without any."""
         query = None if self.pairing is None else self.pairing[0]
         return query if isinstance(query, tuple) else ()
 
@@ -137,29 +128,19 @@ class TextTokenizer:
 
     @property
     def cut(self) -> Hashable:
-        """Key of the settings `max_tokens`, `overlap` and `counts_rest`.
-
-        Tokenizers with equal keys and an equal `fingerprint` cut texts equally, so that their
-        mappers (models) share cut tokens.
-        """
+        """Key of the settings of cuts that are not in `fingerprint`, to compare tokenizers."""
         return (self.max_tokens, self.overlap, self.counts_rest)
 
     @property
     def special_before(self) -> int:
-        """Number of special tokens before a text's own tokens.
-
-        Raises AttributeError for a tokenizer written in Python (`backend` is None).
-        """
+        """Number of special tokens before a text's own tokens; there must be a `backend`."""
         return self._template[2][0]
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
         """Key of the tokenizer: equal keys mean that texts that are not cut have equal tokens.
 
-        Mappers (models) whose tokenizers have equal keys share tokens. The key also has the side of
-        cuts, `end_chars`, `pairing` and `has_special_once`; other settings of cuts are in `cut`. A
-        tokenizer written in Python has no complete description, so its key equals no other
-        tokenizer's.
+        A tokenizer written in Python has a key of its own, because it has no complete description.
         """
         if self.backend is None:
             return id(self)
@@ -171,19 +152,13 @@ class TextTokenizer:
         return (digest, self._has_type_ids, *self._filler, *cuts)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize texts to a batch, truncated to the first window of each, with special tokens.
-
-        A window is a token span as long as the model reads.
-        """
+        """Tokenize texts to a batch, truncated to the first window of each, with special tokens."""
         if self.backend is None or not self.cuts_once:
             return first_windows(self.encode(texts)).tokens
         return self._cut_sides(self._tokenize_sides(self._split_sides(texts)))
 
     def _cut_sides(self, sides: list[Words]) -> TokenBatch:
-        """Truncate the tokens of texts, or of both sides of pairs, and add special tokens.
-
-        `sides` has one element for texts and two for pairs: all first texts, and all second texts.
-        """
+        """Truncate the tokens of texts, or of both sides of pairs, and add special tokens."""
         lengths = np.stack([side.lengths for side in sides])
         kept = self._truncated_lengths(lengths)
         stops = lengths if self.cuts_left else kept
@@ -198,9 +173,8 @@ class TextTokenizer:
     ) -> TokenBatch:
         """Make a batch by adding special tokens to the token ids of truncated texts or pairs.
 
-        The sides are the first and second texts of pairs; without pairs, there is one. `flats` has
-        the concatenated ids of each side, and `kept` (sides, texts) their number per text. `whole`
-        (texts,) is the number of tokens before truncation, with special tokens.
+        `flats` has the concatenated ids of each side, `kept` (sides, texts) their number per text,
+        and `whole` (texts,) the number before truncation, with special tokens.
         """
         template, types, slots = self._template
         counts = np.ones((len(template), kept.shape[1]), dtype=np.int64)
@@ -222,11 +196,7 @@ class TextTokenizer:
         return TokenBatch(ids, offsets, type_ids, whole)
 
     def char_counts(self, texts: Sequence[Any]) -> np.ndarray:
-        """Count the characters of each text that will be tokenized, int64 (texts,).
-
-        Used to divide texts into blocks. The counts are estimates: a longer prefix of a text is
-        tokenized if the first one is too short.
-        """
+        """Estimate the characters of each text that will be tokenized, int64 (texts,)."""
         if self.pairing is not None and self.pairing[0] is None:
             return np.array([len(first) + len(second) for first, second in texts], dtype=np.int64)
         most = sys.maxsize if self.end_chars is None or self.counts_rest else 2 * self.end_chars
@@ -249,10 +219,7 @@ class TextTokenizer:
         return [[pair[side] for pair in texts] for side in (0, 1)]
 
     def _truncated_lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """Return numbers of tokens after truncation as in transformers, int64 (sides, texts).
-
-        Raises ValueError if first texts of pairs must stay whole, and one leaves no room.
-        """
+        """Return numbers of tokens after truncation as in transformers, int64 (sides, texts)."""
         if self.pairing is None:
             return np.minimum(lengths, self._room)
         room, (_, truncation) = self._room, self.pairing
@@ -286,9 +253,8 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize texts, and return all windows of each text.
 
-        A window is a token span as long as the model reads. Without special tokens, an empty text
-        becomes a single begin-of-text, end-of-text or padding token, because a model needs at least
-        one.
+        Without special tokens, an empty text becomes a single begin-of-text, end-of-text or padding
+        token, because a model needs at least one.
         """
         if self.end_chars is not None:
             return [self._read_ends(text, self.end_chars) for text in texts]
@@ -323,10 +289,7 @@ class TextTokenizer:
         return self._windows(read, count + len(read) * self.special_tokens)
 
     def _all_ids(self, texts: Sequence[str]) -> list[Any]:
-        """Return the token ids of each text, or of a prefix that is cut to the same windows.
-
-        They have no special tokens. `texts` are single texts, not pairs.
-        """
+        """Return ids of each text, or of a prefix with equal windows, without special tokens."""
         if self.backend is not None:
             (words,) = self._tokenize_sides([texts])
             flat = words.take(np.zeros_like(words.lengths), words.lengths)
@@ -339,8 +302,7 @@ class TextTokenizer:
     def _tokenize_sides(self, sides: Sequence[Sequence[str]]) -> list[Words]:
         """Tokenize the texts on each side of pairs, or on the only side, without special tokens.
 
-        If prefixes have the same tokens (see `counts_rest`), only prefixes of long texts are
-        tokenized. Their length is doubled until it suffices.
+        Prefixes of long texts are tokenized instead, if possible, and doubled until they suffice.
         """
         chars = self._first_chars
         stops = [[prefix_end(text, chars) for text in side] for side in sides]
@@ -360,9 +322,7 @@ class TextTokenizer:
     def _is_too_short(self, words: list[Words], is_whole: np.ndarray) -> np.ndarray:
         """Return a mask of texts whose prefix is too short to know their tokens after truncation.
 
-        `words` has the tokens of the texts' prefixes for each side: the first and second texts of
-        pairs, or one side. The mask and `is_whole`, whether the prefix that was tokenized is the
-        whole text, are bool (sides, texts).
+        The mask and `is_whole`, true for prefixes that are the whole text, are bool (sides, texts).
         """
         lengths = np.stack([side.lengths for side in words])
         is_short = lengths <= self._room
@@ -376,9 +336,8 @@ class TextTokenizer:
     def cut_ids(self, ids: list[int]) -> TextTokens:
         """Cut a text's token ids into windows; without an `overlap`, truncate to one window.
 
-        A window is a token span as long as the model reads. `ids` have no special tokens. They are
-        added to every window or, with `has_special_once`, to the text before it is cut, which then
-        has several windows even without an `overlap`.
+        Special tokens are added to every window or, with `has_special_once`, to the text before it
+        is cut, which then has several windows even without an `overlap`.
         """
         overlap, room = self.overlap or 0, self._room
         if self.has_special_once:
@@ -395,8 +354,7 @@ class TextTokenizer:
     def _windows(self, parts: list[Any], whole_length: int) -> TextTokens:
         """Return a text's tokens, made by adding special tokens to each window in `parts`.
 
-        A window is its token ids or, for pairs, two lists: the ids of both texts. `whole_length` is
-        the number of tokens before the text was cut, with special tokens.
+        Parts are token ids or, for pairs, the ids of both texts. `whole_length` has special tokens.
         """
         inputs = [self._make_input(ids) for ids in parts]
         windows = [
@@ -428,10 +386,8 @@ def _cut_at(texts: Sequence[str], stops: Sequence[int]) -> list[str]:
 def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int], list[int]]:
     """Return a tokenizer's template of special tokens around a text, or around a pair of texts.
 
-    Returns the token ids and segment ids of an input whose texts have one token each, and the
-    indices of these tokens in it. All other ids are special tokens. `backend` is a
-    ``tokenizers.Tokenizer``. Raises ValueError if it puts the second text of a pair first, or
-    leaves a text out or repeats it.
+    It is the token ids and segment ids of an input whose texts have one token each, and the indices
+    of these tokens in it. Raises ValueError unless each text is there once, in order.
     """
     from tokenizers import Tokenizer, models
 
@@ -463,10 +419,7 @@ class StaticTokenizer(TextTokenizer):
         self._filler = []
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize texts to a batch, truncated to the first window of each.
-
-        A window is a token span as long as the model reads.
-        """
+        """Tokenize texts to a batch, truncated to the first window of each."""
         if not self.cuts_once:
             return super().__call__(texts)
         tokens = super().__call__([text[: self._chars] for text in texts])
@@ -535,11 +488,7 @@ def flat_batch(
     type_ids: Sequence[np.ndarray] = (),
     whole_lengths: np.ndarray | None = None,
 ) -> TokenBatch:
-    """Concatenate the token ids of texts, and their segment ids if there are any, to a batch.
-
-    `rows` and `type_ids` have an array per text. `whole_lengths` are the texts' numbers of tokens
-    before they were cut; None means that no text was cut.
-    """
+    """Concatenate the token ids of texts, and their segment ids if there are any, to a batch."""
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     types = _flat(type_ids) if type_ids else None
     return TokenBatch(_flat(rows), offsets_of(lengths), types, whole_lengths)
@@ -558,13 +507,12 @@ def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
 class TextTokens:
     """Token ids of one text, cut into windows, special tokens included.
 
-    A window is a token span as long as the model reads. `type_ids` are the segment ids of each
-    window. `whole_length` is the number of tokens before the text was cut; if the rest was not
-    tokenized, it is just some number above the windows' length.
+    `whole_length` is the number of tokens before the text was cut; if the rest was not tokenized,
+    it is just some number above the windows' length.
     """
 
     windows: list[np.ndarray]
-    type_ids: list[np.ndarray] | None
+    type_ids: list[np.ndarray] | None  # segment ids of each window
     whole_length: int
 
 
@@ -572,8 +520,7 @@ class TextTokens:
 class Windows:
     """Windows (token spans as long as the model reads) of many texts, for a model to run.
 
-    A text has one or several. `tokens` has all windows in the texts' order; the other attributes
-    are arrays with one element per text.
+    `tokens` has all windows in the texts' order; the other arrays have an element per text.
     """
 
     tokens: TokenBatch  # every window as a text of its own
@@ -630,8 +577,7 @@ def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: 
 
     `values` are (windows, outputs), with windows sorted by text, and `counts` the number of windows
     of each text, at least 1. `how` is "mean" or "max" of each output, or "tokens": the mean
-    weighted by `lengths`, the number of the text's tokens in each window, or the unweighted mean if
-    all windows of the text have 0. Outputs of a text with a single window are not changed.
+    weighted by `lengths`, the number of the text's tokens in each window.
     """
     if not len(counts):
         return np.zeros((0, values.shape[1]), dtype=values.dtype)
