@@ -21,8 +21,7 @@ TEXT = f"{CELL}-wrap; font-family: monospace"
 def page_template(package: str, folder: str, name: str, **filters: Callable[..., Any]) -> Template:
     """Load the Jinja template `name` of an HTML page from a folder of an installed package.
 
-    The template escapes all values, and may import from ``parts.html.j2``. It gets filters for
-    numbers and times, and the functions `filters` as further Jinja filters, by name.
+    The template escapes all values. It gets filters for numbers and times, and `filters` by name.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -61,10 +60,7 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
 
 def visible_json(text: str) -> str:
-    """Escape control and invisible characters in JSON lines, so that parsed values stay the same.
-
-    Spaces and line ends stay.
-    """
+    """Escape control and invisible characters in JSON lines, so that parsed values are equal."""
 
     def escape(char: str) -> str:
         return json.dumps(char)[1:-1] if char != "\x7f" else r"\u007f"
@@ -80,17 +76,13 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]|~$@#]|:(?=\S)|(?<=www)\.", re.IGNORECASE)
 def markdown(text: str) -> str:
     """Escape signs of Markdown and HTML, and invisible characters, in a line of text.
 
-    Line ends and tabs are escaped, too. Signs of lists at the beginning of a line are not: "-", "+"
-    and "1.".
+    Signs of lists at the beginning of a line, "-", "+" and "1.", are not escaped.
     """
     return escape(_MARKDOWN.sub(r"\\\g<0>", visible(text, "")), quote=False)
 
 
 def short_number(value: float) -> str:
-    """Format a number with at most three significant digits and a unit (``1.2k``, ``3.4M``).
-
-    Units are k, M, G and T, for numbers from 1,000. From 1,000T on, all digits of T are shown.
-    """
+    """Format a number below 1,000T with up to three digits and a unit: ``1.2k``, ``3.4M``."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * size:  # 999.5 is 1k with three digits
             return f"{_three_digits(value / size)}{unit}"
@@ -102,10 +94,7 @@ def _three_digits(value: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with a noun in the singular or plural: ``1 file``, ``2,000 files``.
-
-    `noun` is the singular; the plural adds "s".
-    """
+    """Return a number with a noun in singular or plural (with "s"): ``1 file``, ``2,000 files``."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -115,10 +104,7 @@ def counted_kinds(counts: Mapping[str, int]) -> str:
 
 
 def bin_edge(value: float) -> str:
-    """Format a bin's edge with 3 significant digits, but as ``1,234`` from 1,000 to 9,999.
-
-    Edges from 10,000 have a unit, as in `short_number`.
-    """
+    """Format a bin's edge as ``12.3``, as ``1,234`` from 1,000, and as ``12.3k`` from 10,000."""
     if value >= 10_000:
         return short_number(value)
     return _three_digits(value)
@@ -134,11 +120,9 @@ def readable_time(seconds: float) -> str:
 
 
 def text_table(rows: Iterable[tuple[str, str]]) -> str:
-    """Format (name, text) pairs as lines of at most 100 characters, with aligned texts.
+    """Format (name, text) pairs as wrapped lines, with texts aligned after `NAME_WIDTH` characters.
 
-    Texts are aligned after names of at most `NAME_WIDTH` characters. Longer texts are wrapped
-    between words; a word longer than a line, such as a path, stays whole. Control and invisible
-    characters are escaped.
+    A word longer than a line, such as a path, stays whole. Invisible characters are escaped.
     """
     indent = " " * (NAME_WIDTH + 1)
     wrap = textwrap.TextWrapper(
@@ -148,10 +132,7 @@ def text_table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def text_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line of text for each row of cells, with columns aligned on the left.
-
-    All rows must have the same number of cells. Control and invisible characters are escaped.
-    """
+    """Return a line of text for each row of cells, with columns aligned on the left."""
     cells = [[visible(cell, "") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     pairs = (zip(row, widths, strict=True) for row in cells)

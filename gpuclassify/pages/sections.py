@@ -33,15 +33,11 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Table of an HTML page; each cell is a text, a `Cell`, or None if it is empty.
-
-    Columns of numbers, whose indices are `numbers`, have no `Cell`. In a table with `is_cross`, the
-    first column names the rows, and all others are columns of numbers.
-    """
+    """Table of an HTML page; each cell is a text, a `Cell`, or None if it is empty."""
 
     header: Sequence[str]  # empty for a table without one
     rows: Sequence[Sequence[str | Cell | None]]
-    numbers: Collection[int] = ()  # indices of the columns of numbers
+    numbers: Collection[int] = ()  # indices of columns of numbers, without `Cell`
     is_wide: bool = False  # whether the last column takes most of the width
     is_cross: bool = False  # whether the first column names the rows, and the others are numbers
     kind: str = "table"
@@ -50,8 +46,7 @@ class Table(NamedTuple):
 class Bars(NamedTuple):
     """Bar chart with horizontal bars, each with a name before it and a value after it.
 
-    A row is (name, shares, value). Shares of the bar's width, from 0 to 1, are drawn over each
-    other: the first one pale, the others thinner.
+    Shares of the bar's width, from 0 to 1, are drawn over each other: the first pale, others thin.
     """
 
     header: tuple[str, str]  # titles of the names and of the values
@@ -60,10 +55,7 @@ class Bars(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Histogram with vertical bars; `title` names the horizontal axis, `side` the vertical one.
-
-    `bins` are triples of lower edge, upper edge and count.
-    """
+    """Histogram with vertical bars; `title` names the horizontal axis, `side` the vertical one."""
 
     bins: Sequence[tuple[float, float, int]]  # lower edge, upper edge and count
     title: str
@@ -92,10 +84,7 @@ class Section(NamedTuple):
 
 
 def sections_page(title: str, under: Iterable[str], sections: Iterable[Section]) -> str:
-    """Return sections as one HTML page without scripts, fonts or pictures from elsewhere.
-
-    The lines `under` are shown between the title and the sections.
-    """
+    """Return sections as one HTML page that loads nothing; lines `under` stand below the title."""
     template = page_template("gpuclassify", "pages", "sections.html.j2")
     return template.render(title=title, under=[*under], sections=[*sections])
 
@@ -103,8 +92,7 @@ def sections_page(title: str, under: Iterable[str], sections: Iterable[Section])
 class PagePart(NamedTuple):
     """Sections, tiles and title that a `ReportPart` adds to the HTML page of a job's report.
 
-    `columns` of labels and examples of `stages` that the sections show are not shown elsewhere on
-    the page.
+    Its `columns` of labels, and examples of its `stages`, are not shown elsewhere on the page.
     """
 
     title: str = ""  # first word of the page's title
@@ -116,10 +104,7 @@ class PagePart(NamedTuple):
 
 
 def annotates(report: Mapping[str, Any]) -> bool:
-    """Return whether a job only writes annotations (new columns), and so drops no row.
-
-    `report` is the content of the job's ``report.json``.
-    """
+    """Return whether a job, by its ``report.json``, only writes new columns and drops no row."""
     return bool(report["settings"]["output"].get("annotations"))
 
 
@@ -139,13 +124,10 @@ class ReportPart:
         """Return values to add to ``report.json``, by name; empty if there is nothing to add.
 
         `directory` is the `Store` of the output, `job` the content of its ``job.json``, and
-        `stages` the row counts of each stage of the job, such as a classifier, by the stage's name.
+        `stages` the row counts by name of a stage, such as a classifier.
         """
         return {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return sections and tiles to add to the HTML page of a job's report.
-
-        `report` is the content of ``report.json``, with the values that `entries` returned.
-        """
+        """Return additions to the HTML page, from ``report.json`` with the values of `entries`."""
         return PagePart()
