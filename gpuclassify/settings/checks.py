@@ -56,10 +56,7 @@ def install(extra: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def warn_once(message: str) -> None:
-    """Emit `message` as a UserWarning, only once per process (for the last 1,024 messages).
-
-    Its location is the innermost line of code outside of this package, Dask, pandas and cudf.
-    """
+    """Emit `message` as a UserWarning at the user's line; not again for the last 1,024 messages."""
     level, frame = 1, sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
@@ -69,8 +66,8 @@ def warn_once(message: str) -> None:
 def plain_value(value: Any) -> Any:
     """Convert numpy scalars, arrays and columns of frames to plain Python scalars and lists.
 
-    Mappings become dicts; they, lists, tuples and sets are converted item by item. Dataframes and
-    other values stay. Equal settings then have equal keys in Dask, and equal text in reports.
+    Items of collections are converted, too; mappings become dicts, and dataframes stay. Equal
+    settings then have equal keys in Dask, and equal text in reports.
     """
     if hasattr(value, "columns"):
         return value
@@ -84,10 +81,7 @@ def plain_value(value: Any) -> Any:
 
 
 def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to convert keyword arguments, not positional ones, by `plain_value`.
-
-    Sets raise TypeError in any argument, because their order differs between processes.
-    """
+    """Decorate a function to convert keyword arguments by `plain_value`, and to refuse sets."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -100,11 +94,10 @@ def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple[str, ...] | None:
-    """Return a label or several as a tuple.
+    """Return a label or several as a tuple, sorted and without repeats; None stays None.
 
-    It is sorted and without repeats; with `keep_order`, it keeps order and repeats, and a set is
-    refused. None stays None. `name` is the setting's name for messages. Raises TypeError or
-    ValueError for other values, an empty collection included.
+    With `keep_order`, order and repeats stay, and a set is refused. Raises TypeError or ValueError
+    for other values, an empty collection included.
     """
     if labels is None:
         return None
@@ -128,9 +121,8 @@ def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple
 def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
     """Return a number as a float, and a dict from labels to numbers as sorted (label, float) pairs.
 
-    Such pairs are accepted, too, and None stays None. The result is hashable. `name` is the
-    setting's name for messages. Raises TypeError or ValueError for other values, an empty dict
-    included.
+    Such pairs are accepted, too, and None stays None. Raises TypeError or ValueError for other
+    values, an empty dict included.
     """
     if isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value):
         value = dict(value)
@@ -148,10 +140,7 @@ def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], 
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return " Did you mean 'X'?", where X is the entry of `names` most similar to `name`.
-
-    Returns "" if none is similar.
-    """
+    """Return " Did you mean 'X'?" for the most similar of `names`; "" if none is similar."""
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
@@ -162,7 +151,7 @@ def check_names(
     """Raise TypeError if any of `names` is not in `known`, and suggest the nearest known name.
 
     The message is "OWNER no WHAT 'name'. Did you mean 'X'? CURE". Examples of `owner` and `what`
-    are "a job has" and "setting"; the default of `cure` lists all known names.
+    are "a job has" and "setting".
     """
     for name in names:
         if name not in known:
@@ -178,10 +167,7 @@ def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> None:
 
 
 def check_ordered(name: str, value: object) -> None:
-    """Raise TypeError if `value` is a set, because its order differs between processes.
-
-    `name` is the setting's name for the message. Views of dict keys are ordered, and accepted.
-    """
+    """Raise TypeError if `value` is a set, because its order differs between processes."""
     if isinstance(value, Set) and not isinstance(value, Reversible):  # dict keys are ordered
         raise TypeError(f"{name}={value!r} is a {type(value).__name__} without order: pass a list")
 
@@ -189,18 +175,14 @@ def check_ordered(name: str, value: object) -> None:
 def check_text(name: str, value: object, what: str, least: int = 1) -> None:
     """Raise TypeError if `value` is not a string of at least `least` characters.
 
-    `name` is the setting's name, and `what` the expected value, such as "a column name", for
-    messages.
+    `what` is the expected value for the message, such as "a column name".
     """
     if not isinstance(value, str) or len(value) < least:
         raise TypeError(f"{name}={value!r} is not {what}")
 
 
 def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool = False) -> None:
-    """Raise TypeError if `value` is no int (or a bool), or ValueError if it is less than `least`.
-
-    None is accepted if `may_be_none`. `name` is the setting's name for messages.
-    """
+    """Raise TypeError if `value` is no int (or a bool), ValueError if it is less than `least`."""
     if value is None and may_be_none:
         return
     cure = ", or leave it out" if may_be_none else ""
@@ -211,19 +193,13 @@ def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool =
 
 
 def check_number(name: str, value: object, what: str = "a number") -> None:
-    """Raise TypeError if `value` is neither an int nor a float; a bool is not accepted.
-
-    `name` is the setting's name, and `what` describes allowed values, both for the message.
-    """
+    """Raise TypeError if `value` is neither an int nor a float; a bool is not accepted."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
 
 
 def check_share(name: str, value: Any) -> None:
-    """Raise TypeError if `value` is not a number, or ValueError if it is not from 0 to 1.
-
-    `name` is the setting's name for messages.
-    """
+    """Raise TypeError if `value` is not a number, or ValueError if it is not from 0 to 1."""
     check_number(name, value, "a number from 0 to 1")
     if not 0 <= value <= 1:
         raise ValueError(f"{name}={value} is not from 0 to 1")
@@ -236,10 +212,9 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_settings(options: object) -> None:
-    """Raise TypeError or ValueError if a setting in `options` has a wrong value.
+    """Raise TypeError or ValueError if a field of the dataclass object `options` has a wrong value.
 
-    `options` is a dataclass object; settings are fields that its constructor accepts. Type hints
-    and metadata of the fields say what is allowed, as `check_values` explains.
+    Only fields that the constructor accepts are checked, by `check_values`.
     """
     kind = type(options)
     check_values(kind, {name: getattr(options, name) for name in setting_names(kind)})
@@ -307,18 +282,15 @@ _type_hints = functools.lru_cache(maxsize=64)(get_type_hints)
 
 
 def setting_names(options: Any) -> list[str]:
-    """Return the names of the fields that the constructor of a dataclass accepts.
-
-    `options` is a dataclass or an object of one.
-    """
+    """Return the names of the fields that the constructor of a dataclass accepts."""
     return [setting.name for setting in fields(options) if setting.init]
 
 
 def is_kind(value: Any, hint: Any) -> bool:
     """Return whether a value and its items match a type hint such as ``dict[str, list[int]]``.
 
-    Hints may be unions, lists, dicts, ``Any`` and plain classes. A tuple matches ``list``, and any
-    mapping ``dict``. A bool does not match ``int``, and an int does not match ``float``.
+    A tuple matches ``list``, and any mapping ``dict``. A bool does not match ``int``, and an int
+    does not match ``float``.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):

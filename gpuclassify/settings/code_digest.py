@@ -51,10 +51,7 @@ _CACHES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakS
 
 
 def json_setting(value: Any) -> Any:
-    """Convert a setting's value to a JSON value that describes it.
-
-    A callable becomes a digest of its code, and a value whose repr is long the SHA-256 of that.
-    """
+    """Convert a setting's value to a JSON value: callables and long values become digests."""
     return value_digest(value) if callable(value) else as_json(value)
 
 
@@ -153,8 +150,7 @@ class _Digest:
     def _is_name_enough(self, value: Any) -> bool:
         """Return whether a function or class is digested by its name alone, instead of its code.
 
-        True if it is installed, can be found by its name, and has none of the prefixes `in_full`,
-        which are names of installed code to digest by content.
+        True if it is installed, can be found by its name, and has none of the prefixes `in_full`.
         """
         home, name = str(value.__module__), value.__qualname__
         if not _is_installed(home) or f"{home}.{name}.".startswith(self._in_full):
@@ -166,9 +162,8 @@ class _Digest:
 def _names_in_full(value: Any) -> Iterator[str]:
     """Yield prefixes of names, such as ``module.Class.``, of code to digest in full for `value`.
 
-    They match installed code, otherwise digested by name: a function or class `value`, or an
-    object's class; for a class, also its members and its base classes in the same package. The dot
-    excludes longer names. Classes of this package and of array libraries are left out.
+    The code is the function `value`, or a class (`value` or its own) and its base classes in the
+    same package. Classes of this package and of array libraries are left out.
     """
     if isinstance(value, functools.partial):
         yield from _names_in_full(value.func)
@@ -183,10 +178,7 @@ def _names_in_full(value: Any) -> Iterator[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether the module `name` is in this package, the standard library or site-packages.
-
-    The code of other modules, such as notebooks and scripts, may change between runs.
-    """
+    """Return whether a module is in this package, the standard library or site-packages."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if name not in sys.modules:
         with contextlib.suppress(ImportError, ValueError):
@@ -231,10 +223,7 @@ def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
 
 
 def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
-    """Import a module named in a function's body; None if it is installed, or cannot be imported.
-
-    `scope` are the function's globals, to resolve a relative name.
-    """
+    """Import a module named in a function's body; None if it is installed or cannot be imported."""
     with contextlib.suppress(Exception, SystemExit):  # the module may exist on workers only
         name = importlib.util.resolve_name(name, scope.get("__package__"))
         if not _is_installed(name):
@@ -245,9 +234,8 @@ def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
 def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
     """Yield (name, use) for names in a code object and in the code objects nested in it.
 
-    Each attribute, global and import is "named". In addition, a global that is read is "read", a
-    module that is imported "imported", and a name of an outer scope that is assigned (``global``,
-    ``nonlocal``) "written".
+    Each attribute, global and import is "named". In addition, a global may be "read", a module
+    "imported", and a name of an outer scope "written".
     """
     steps = _steps(code)
     yield from ((name, "named") for name in code.co_names if name not in _SOURCE_NAMES)
@@ -279,8 +267,7 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
 def _steps(code: CodeType) -> list[dis.Instruction]:
     """Return bytecode instructions, without ``EXTENDED_ARG`` and assignments to names in `_LINES`.
 
-    Class bodies assign these names since Python 3.13, such as ``__firstlineno__``, the class's line
-    number, which changes when code moves.
+    Class bodies assign these since Python 3.13, such as the class's line number.
     """
     # An extension is part of the argument of the next instruction.
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
@@ -336,9 +323,8 @@ def _arrow_digest(value: Any) -> str:
 def lasting(kind: type, state: Any) -> Any:
     """Return an object's state without cached properties and source locations.
 
-    These may differ between equal objects. `state` is the object's attributes by name, as pickled;
-    another value is returned unchanged. `kind` is the object's class. Returns None if no attribute
-    is left.
+    These may differ between equal objects. `kind` is the object's class, and `state` its attributes
+    by name; another value is returned unchanged. None if no attribute is left.
     """
     if not isinstance(state, dict):
         return state

@@ -86,10 +86,7 @@ def setting(
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, field))
 def declared(owner: type[Kind]) -> type[Kind]:
-    """Decorate a subclass of `Declared` as a frozen dataclass.
-
-    Fields are keyword-only, unless declared by ``setting(kw_only=False)``.
-    """
+    """Decorate a subclass of `Declared` as a frozen dataclass, keyword-only by default."""
     return dataclass(frozen=True, kw_only=True, repr=False)(owner)
 
 
@@ -98,9 +95,8 @@ class Declared:
     """Base class of frozen dataclasses whose fields are a user's settings, checked at creation.
 
     Subclasses are decorated by `declared`. Values of numpy become plain values, and paths become
-    texts, so that equal settings are equal in every process. Each value is checked by its field's
-    type hint and metadata (`setting`). An ``InitVar`` is an argument that is not stored, such as a
-    token.
+    texts, so that equal settings are equal in every process. An ``InitVar`` is an argument that is
+    not stored, such as a token.
     """
 
     def __post_init__(self, *not_kept: Any) -> None:
@@ -111,19 +107,12 @@ class Declared:
 
     @classmethod
     def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings by name, with values converted as in the constructor, but not checked.
-
-        Values of numpy become plain values, and paths become texts. A field may have its own
-        conversion, declared by ``setting(convert=...)``.
-        """
+        """Return settings by name, converted to plain values, then by ``setting(convert=...)``."""
         known = {f.name: f for f in fields(cls)}
         return {name: _normal(known[name], value) for name, value in values.items()}
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other.
-
-        Does nothing by default. Subclasses override it, and may also normalize settings.
-        """
+        """Raise TypeError or ValueError if settings contradict each other; no check here."""
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -137,18 +126,12 @@ class Declared:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return the values of settings that change results, by name, except secret ones.
-
-        Jobs with different identities are different jobs.
-        """
+        """Return the values of settings that change results, by name, except secret ones."""
         names = {f.name for f in fields(self) if not f.metadata.get("changes_results", True)}
         return {name: value for name, value in self.settings().items() if name not in names}
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings that change results, by name, as JSON values for a job's metadata.
-
-        Functions become digests of their code, and nested `Declared` objects dicts.
-        """
+        """Return the settings that change results, by name, as JSON values for a job's metadata."""
         return {
             name: value.describe() if isinstance(value, Declared) else json_setting(value)
             for name, value in self.identity().items()
@@ -159,10 +142,7 @@ class Declared:
         return type(self).__qualname__, value_digest((type(self), values))
 
     def changed(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, by name, without secrets.
-
-        Settings without a default are always included.
-        """
+        """Return settings that differ from their default or have none, by name, without secrets."""
         known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         made = {f.name: f.default_factory for f in fields(self)}
         known |= {name: make() for name, make in made.items() if make is not MISSING}
@@ -170,10 +150,7 @@ class Declared:
         return {n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]}
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the Python call that creates an equal object, such as ``Name(a=1)``.
-
-        It has only the settings of `changed`: no defaults, and no secrets. `show` formats values.
-        """
+        """Return the Python call with the settings of `changed`; `show` formats their values."""
         changed = self.changed()
         positional = [f.name for f in fields(self) if not f.kw_only]
         changed = {n: changed[n] for n in dict.fromkeys([*positional, *changed]) if n in changed}

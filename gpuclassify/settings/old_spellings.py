@@ -15,7 +15,6 @@ class Renamed:
     """Argument of NeMo Curator that is called `name` in this package.
 
     `convert` converts an old value other than None to the new one; without it, values stay.
-    `implied` are (name, value) pairs of other arguments that are added, unless they are passed.
     """
 
     name: str
@@ -27,8 +26,7 @@ class Renamed:
 class Withdrawn:
     """Argument of NeMo Curator that has no equivalent in this package.
 
-    Values in `harmless` are ignored. Other values raise TypeError with the `reason`, or only warn
-    if not `is_refused`.
+    Values in `harmless` are ignored; others raise TypeError, or only warn if not `is_refused`.
     """
 
     harmless: tuple[Any, ...]
@@ -129,10 +127,7 @@ _OTHER_NAMES = {
 
 
 def _storage_options_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return ``storage_options`` from a dict of arguments that NeMo Curator passes to pandas.
-
-    Raises TypeError for other arguments, unless they have no effect here.
-    """
+    """Return ``storage_options`` of arguments for pandas; raise TypeError for most others."""
     others = {name: value for name, value in arguments.items() if name != "storage_options"}
     wrong = sorted(name for name, value in others.items() if value not in _REDUNDANT.get(name, ()))
     if wrong:
@@ -169,10 +164,9 @@ for _is_refused, _rows in ((True, _REFUSED), (False, _WARNED)):
 def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return `arguments` with NeMo Curator's names and values replaced by this package's.
 
-    `owner` is the class's name for messages. `family`, such as "reader" or "fuzzy", selects the
-    replacements from `OLD_SPELLINGS`; other arguments stay. Arguments without effect are dropped,
-    some with a warning. Raises TypeError if an argument is passed under two names, or is not
-    supported. The message never shows a Hub token.
+    `family`, such as "reader", selects the replacements; other arguments stay. Arguments without
+    effect are dropped, some with a warning. Raises TypeError if an argument is passed under two
+    names, or is not supported. The message never shows a Hub token.
     """
     renamed: dict[str, Any] = {}
     implied: dict[str, Any] = {}

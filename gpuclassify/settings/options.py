@@ -1,8 +1,7 @@
 """Dataclasses of mappers' settings, made from the arguments of constructors.
 
-A mapper, such as a classifier, runs a model over the rows of a frame. The dataclasses are frozen
-and normalized (sequences become tuples, paths strings), so that equal settings are equal in every
-process and have equal Dask keys.
+They are frozen and normalized (sequences become tuples, paths strings), so that equal settings are
+equal in every process and have equal Dask keys.
 """
 
 from __future__ import annotations
@@ -121,10 +120,7 @@ class TextOptions(Declared):
     truncated_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings about text columns contradict each other.
-
-        These are `text_field` and `text_template`, which must contain that column.
-        """
+        """Raise TypeError or ValueError if settings about text columns contradict each other."""
         self.check_text_field()
         if self.main_field not in self.text_fields:
             raise ValueError(
@@ -133,10 +129,7 @@ class TextOptions(Declared):
             )
 
     def check_text_field(self) -> None:
-        """Raise TypeError or ValueError if `text_field` is neither a column name nor a pair of two.
-
-        A pair is refused if the mapper reads single texts, or with `text_template`.
-        """
+        """Raise TypeError or ValueError unless `text_field` is a column name or an allowed pair."""
         names = self.text_field
         for name in names if isinstance(names, tuple) else [names]:
             check_text("text_field", name, "a column name")
@@ -152,11 +145,7 @@ class TextOptions(Declared):
 
     @property
     def main_field(self) -> str:
-        """Column that `text_field` names; the second one of a pair. Its nulls make the output null.
-
-        Nulls in a pair's first column do so, too; nulls in other columns of `text_template` become
-        empty texts.
-        """
+        """Column that `text_field` names, the second one of a pair; its nulls are null rows."""
         return self.text_field if isinstance(self.text_field, str) else self.text_field[-1]
 
     @property
@@ -167,35 +156,26 @@ class TextOptions(Declared):
         return (self.text_field,) if isinstance(self.text_field, str) else (*self.text_field,)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the name of the setting that names text column `name`, for error messages.
-
-        It is "text_template" if that is set, else "text_field", for any `name`.
-        """
+        """Return the name of the setting that names text columns, for error messages."""
         return "text_template" if self.text_template else "text_field"
 
     @property
     def filters(self) -> bool:
-        """Whether rows are filtered: any of the settings in `filter_names` is not None.
-
-        With `keep_field`, filters drop no row, but write a column.
-        """
+        """Whether rows are filtered. With `keep_field`, filters drop no row, but write a column."""
         return any(getattr(self, name) is not None for name in self.filter_names)
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
         """Names of the output columns that tell how completely texts were read, by kind.
 
-        Kinds are "seen" (share of the text that was read) and "truncated" (whether that is below
-        1). A name of None writes no such column.
+        Kinds are "seen" (share of the text) and "truncated" (whether that is below 1). A name of
+        None writes no such column.
         """
         return {"seen": self.seen_field, "truncated": self.truncated_field}
 
     @property
     def shows_read_share(self) -> bool:
-        """Whether any column in `read_share_names` is written.
-
-        These columns have the share of a text that was read, or whether it was truncated.
-        """
+        """Whether any column in `read_share_names` is written."""
         return any(name is not None for name in self.read_share_names.values())
 
     @property
@@ -210,18 +190,13 @@ class TextOptions(Declared):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether a run can be planned from settings alone, without reading the model's files.
-
-        Always False here.
-        """
+        """Whether a run can be planned without reading the model's files; always False here."""
         return False
 
 
 @declared
 class ModelOptions(TextOptions):
     """Settings of mappers whose model is a neural network, in addition to `TextOptions`.
-
-    A mapper adds columns to a dataframe.
 
     Attributes
     ----------
@@ -281,19 +256,13 @@ class ModelOptions(TextOptions):
     windows_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other.
-
-        Settings about windows, ends and lines of long texts must match `long_text`.
-        """
+        """Raise TypeError or ValueError if settings contradict each other or `long_text`."""
         super().check_together()
         self._check_windows()
 
     @property
     def has_windows(self) -> bool:
-        """Whether long texts are read in several windows, spans of at most the model's length.
-
-        True if `long_text` is "windows", or "ends", with at most two windows.
-        """
+        """Whether long texts are read in several windows: `long_text` is "windows" or "ends"."""
         return self.long_text in ("windows", "ends")
 
     @property
@@ -307,37 +276,23 @@ class ModelOptions(TextOptions):
         return (self.end_chars or END_CHARS) if self.long_text == "ends" else None
 
     def overlap_of(self, window_tokens: int) -> int | None:
-        """Return the number of tokens that neighbouring windows of `window_tokens` tokens share.
-
-        The default is an eighth. Returns None unless `long_text` is "windows".
-        """
+        """Return the number of tokens that windows share; None unless `long_text` is "windows"."""
         if self.long_text != "windows":
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
     def cut_of(self, window_tokens: int) -> dict[str, Any]:
-        """Return keyword arguments of `TextTokenizer` for windows of `window_tokens` tokens.
-
-        They are ``overlap``, in tokens, and ``end_chars``, the characters to read at each end of a
-        text; None where it does not apply.
-        """
+        """Return the arguments of `TextTokenizer` for windows of this length, by name."""
         return {"overlap": self.overlap_of(window_tokens), "end_chars": self.chars_of_ends}
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Names of the output columns that tell how completely texts were read, by kind.
-
-        Kinds are "windows" (number of windows or lines), "seen" (share of the text that was read)
-        and "truncated" (whether that is below 1). A name of None writes no such column.
-        """
+        """Names as in `TextOptions`, and "windows" for the number of windows or lines."""
         return {"windows": self.windows_field, **super().read_share_names}
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether each token's probabilities of all labels are kept, not only the best label's.
-
-        Always False here; token classifiers override it.
-        """
+        """Whether all of a token's probabilities are kept, not only the best; always False here."""
         return False
 
     @property
@@ -389,11 +344,7 @@ class PairOptions(ModelOptions):
     pair_truncation: PairTruncation | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other.
-
-        A `query` needs a single `text_field`, `pair_truncation` needs pairs, and pairs need
-        ``long_text="truncate"``.
-        """
+        """Raise TypeError or ValueError if settings contradict each other, such as about pairs."""
         super().check_together()
         names, query, truncation = self.text_field, self.query, self.pair_truncation
         if query is not None and not isinstance(names, str):
@@ -444,10 +395,7 @@ class LabelOptions(TextOptions):
     keep_field: str | None = setting(default=None, group=ROWS)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other.
-
-        `keep_field` needs a setting that filters rows.
-        """
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         check_decision(self)
 
@@ -511,11 +459,7 @@ class ScoreOptions(LabelOptions, PairOptions):
     min_kept_share: float | None = setting(default=None, is_share=True)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other.
-
-        Columns and filters about kept lines need `line_min_score`, which needs one of the other
-        settings about lines.
-        """
+        """Raise TypeError or ValueError if settings contradict each other, such as about lines."""
         super().check_together()
         least, *about = self.line_names
         criteria = [name for name in about if getattr(self, name) is not None]
@@ -578,10 +522,7 @@ class ClassifierOptions(ScoreOptions):
     )
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other.
-
-        `thresholds` must be from 0 to 1, and need `labels_field`.
-        """
+        """Raise TypeError or ValueError if settings contradict each other, such as `thresholds`."""
         super().check_together()
         thresholds = self.thresholds
         if thresholds is None:
@@ -596,11 +537,7 @@ class ClassifierOptions(ScoreOptions):
 
 
 def check_decision(options: Any) -> None:
-    """Raise ValueError if `keep_field` is set, but no setting that filters rows.
-
-    With `keep_field`, no row is dropped, and a bool column says which rows pass the filters.
-    `options` are a mapper's settings.
-    """
+    """Raise ValueError if `keep_field` is set, but no setting that filters rows."""
     if options.keep_field is not None and not options.filters:
         raise ValueError(
             f"keep_field={options.keep_field!r} has no decision to write: "
@@ -616,10 +553,9 @@ def parse_options(
 ) -> Options:
     """Create an `options_type` object from a class's defaults and its constructor's arguments.
 
-    Arguments override `defaults`. A default of ``max_chars`` only applies to
-    ``long_text="truncate"``, and a default template reads the column that the argument
-    ``text_field`` names. `owner` is the class's name, for messages. Raises TypeError for unknown or
-    missing arguments, and TypeError or ValueError for wrong values.
+    A default of ``max_chars`` only applies to ``long_text="truncate"``, and a default template
+    reads the column that the argument ``text_field`` names. Raises TypeError for unknown or missing
+    arguments, and TypeError or ValueError for wrong values.
     """
     if "dataset" in arguments:
         refuse_unnamed(owner, arguments["dataset"], is_dataset=True)
@@ -644,11 +580,7 @@ def parse_options(
 
 
 def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
-    """Raise TypeError in any case, for an argument `value` that was passed without its name.
-
-    The message shows the correct call; for a dataframe, or if `is_dataset`, it is the call on a
-    frame. `owner` is the name of the class, which takes its settings by name only.
-    """
+    """Raise TypeError in any case, with the correct call, for a `value` passed without its name."""
     if is_dataset or hasattr(value, "columns"):
         raise TypeError(
             f"{owner} got a dataset in place of its settings: make the classifier first, as in "
@@ -661,10 +593,7 @@ def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
 
 
 def template_fields(template: str) -> tuple[str, ...]:
-    """Return the distinct column names in a template such as "{url} {text}", in order.
-
-    Raises ValueError for an unpaired brace, or braces with other content than a column's name.
-    """
+    """Return the distinct column names in a template such as "{url} {text}", in order."""
     return tuple(dict.fromkeys(name for _, name in template_pieces(template) if name is not None))
 
 
@@ -673,8 +602,7 @@ def fill_template(
 ) -> list[str | None]:
     """Return each row's text: a template such as "{url} {text}" filled with the row's values.
 
-    `columns` maps each column name in the template, and `text_field`, to the rows' values. A text
-    is None where `text_field` is None; None in other columns becomes an empty text.
+    A text is None where `text_field` is None; None in other columns becomes an empty text.
     """
     pieces = template_pieces(template)
     layout = "".join(text.replace("%", "%%") + "%s" * (name is not None) for text, name in pieces)
@@ -689,8 +617,7 @@ def fill_template(
 def template_pieces(template: str, setting: str = "text_template") -> list[tuple[str, str | None]]:
     """Split a template such as "{url} {text}" into pairs (literal text, column name after it).
 
-    The name is None if no column follows: at the end, and where a doubled brace splits the text,
-    which becomes a single brace. `setting` is the setting's name for messages. Raises ValueError
+    The name is None if no column follows. A doubled brace becomes a single one. Raises ValueError
     for an unpaired brace, or if braces hold anything but a name.
     """
     try:

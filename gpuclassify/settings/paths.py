@@ -16,26 +16,17 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 def exists(path: Location) -> bool:
-    """Return whether a file or folder is at `path`; links are followed.
-
-    Raises OSError if that cannot be determined, such as without permission.
-    """
+    """Return whether a file or folder is at `path`; raise OSError if that cannot be determined."""
     return _mode(path) is not None
 
 
 def is_file(path: Location) -> bool:
-    """Return whether `path` is a regular file; links are followed.
-
-    False if nothing is there. Raises OSError if that cannot be determined.
-    """
+    """Return whether `path` is a regular file; raise OSError if that cannot be determined."""
     return stat.S_ISREG(_mode(path) or 0)
 
 
 def is_directory(path: Location) -> bool:
-    """Return whether `path` is a directory; links are followed.
-
-    False if nothing is there. Raises OSError if that cannot be determined.
-    """
+    """Return whether `path` is a directory; raise OSError if that cannot be determined."""
     return stat.S_ISDIR(_mode(path) or 0)
 
 
@@ -52,8 +43,8 @@ def is_only_mine(path: Location) -> bool:
 def private_folder(parent: Location | None = None) -> Path:
     """Return a folder in `parent` that only this user can enter; create it if it is missing.
 
-    Its name has the user's ID, and the default of `parent` is the system's folder for temporary
-    files. Raises PermissionError if another user owns it, it is a link, or others can enter it.
+    The default of `parent` is the system's folder for temporary files. Raises PermissionError if it
+    is a link, another user's, or open to others.
     """
     folder = Path(parent or tempfile.gettempdir(), f"gpuclassify-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
@@ -68,10 +59,7 @@ def private_folder(parent: Location | None = None) -> Path:
 
 
 def user_cache(name: str) -> Path:
-    """Return the path of the folder `name` in this user's cache; it may not exist yet.
-
-    It is ``~/.cache/gpuclassify/NAME``, or ``$XDG_CACHE_HOME/gpuclassify/NAME`` if that is set.
-    """
+    """Return the path of the folder `name` in this user's cache; it may not exist yet."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home, "gpuclassify", name)
 

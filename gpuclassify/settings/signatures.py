@@ -27,10 +27,7 @@ ENTRY = re.compile(r"^([\w, ]+) : (.+)\n((?:(?: .*)?(?:\n|\Z))*)", re.M)
 def takes(
     options: Callable[P, Any],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate a constructor to have, for type checkers, the parameters of the class `options`.
-
-    At run time the constructor is unchanged.
-    """
+    """Give a constructor the parameters of the class `options`, for type checkers only."""
     return lambda create: create
 
 
@@ -38,7 +35,7 @@ def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> No
     """Add the fields of the dataclass `options` to the signature and docstring of class `owner`.
 
     Explanations of fields come from the docstring of `owner`, or else of `options` and its bases.
-    `defaults` replace the fields' defaults. Both attributes of `owner` are changed in place.
+    `defaults` replace the fields' defaults.
     """
     parameters = inspect.signature(options).parameters
     derived_first = [name for kind in options.__mro__ for name in inspect.get_annotations(kind)]
@@ -71,7 +68,7 @@ def explanations(*owners: object) -> dict[str, str]:
     """Return explanations of parameters by name, from "Parameters" and "Attributes" in docstrings.
 
     An explanation is such as ": Text." or, with choices, " ({"a", "b"}): Text.". The first of
-    several `owners` (classes or functions) that explain a parameter counts.
+    several `owners` that explain a parameter counts.
     """
     explained: dict[str, str] = {}
     for owner in reversed(owners):
@@ -86,10 +83,9 @@ def explanations(*owners: object) -> dict[str, str]:
 def changed_settings(
     options: Any, defaults: Mapping[str, Any], always: Collection[str]
 ) -> dict[str, Any]:
-    """Return the fields of a dataclass object whose values differ from their defaults, by name.
+    """Return the fields of a dataclass object that are in `always` or differ from their defaults.
 
-    `defaults` replace the fields' own defaults. Fields in `always`, and fields without a default,
-    are included in any case. The result is for a repr.
+    `defaults` replace the fields' own defaults.
     """
     known = {setting.name: setting.default for setting in fields(options)} | dict(defaults)
     values = {
@@ -106,8 +102,7 @@ def call_text(
 ) -> str:
     """Return the source text of a call with these settings, for a repr, such as ``Name(a=1)``.
 
-    Settings in `positional` are written without their name. Functions and classes are shown by
-    name, and other values by ``show(value)``.
+    Functions and classes are shown by name, and other values by ``show(value)``.
     """
     shown = {n: getattr(v, "__qualname__", None) or show(v) for n, v in settings.items()}
     arguments = [value if n in positional else f"{n}={value}" for n, value in shown.items()]
@@ -123,11 +118,7 @@ def short(value: object) -> str:
 
 
 def as_json(value: object) -> Any:
-    """Convert a value to a JSON scalar that describes it: itself, or its repr.
-
-    If the repr has more than `LONGEST_DESCRIBED` characters, the result is its SHA-256 as
-    "sha256:...".
-    """
+    """Convert a value to a JSON scalar that describes it: itself, its repr, or a digest of that."""
     shown = repr(value)
     if len(shown) > LONGEST_DESCRIBED:
         return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
@@ -146,8 +137,8 @@ class _PublicNames(ABCMeta):
 class Public(metaclass=_PublicNames):
     """Base class that shows only public names in dir(), help() and tab completion.
 
-    These are `public_names`, members that subclasses outside this package define, and
-    attributes of an object, but for names that begin with "_". Others stay accessible.
+    They are `public_names`, members that subclasses outside this package define, and attributes of
+    an object, but for names that begin with "_".
     """
 
     public_names: ClassVar[tuple[str, ...]] = ()
