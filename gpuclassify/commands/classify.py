@@ -119,10 +119,7 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
 
 
 def _is_sound(manifest: Manifest, as_json: bool) -> bool:
-    """Check a job's output, and print the result as text or JSON.
-
-    Returns whether the output is complete and unchanged.
-    """
+    """Check a job's output, print the result, and return whether it is complete and unchanged."""
     output = str(manifest.directory)
     manifest.check()
     recorded, damage = manifest.examine()
@@ -151,9 +148,8 @@ def run_job(
 ) -> NoReturn:
     """Run a job, print its summary, and exit with 0, or with 3 if input was quarantined.
 
-    `make` returns the `Recipe` that declares the job. `cluster` has the cluster settings of
-    `JobSettings` by name, such as ``workers``. `arguments` has the values of the command's options
-    by name, including all options made by `run_options`, such as ``restart``.
+    `cluster` has the cluster settings of `JobSettings` by name, such as ``workers``. `arguments`
+    has the values of the command's options by name, with all options of `run_options`.
     """
     options = {name: arguments[name] for name in ("restart", "verify", "accept_changed_code")}
     recipes: list[Recipe] = []

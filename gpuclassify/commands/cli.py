@@ -71,11 +71,7 @@ class Visible(logging.Formatter):
     context: click.Context | None = None  # names the running command
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a log record as text, with control characters escaped.
-
-        If a command runs, arguments of the library that the message mentions, such as
-        ``text_field=``, are replaced with the command's options, such as ``--text-field``.
-        """
+        """Format a log record as text, with control characters escaped."""
         text = super().format(record)
         if self.context is not None:
             command = main.get_command(self.context, str(self.context.invoked_subcommand)) or main
@@ -101,10 +97,7 @@ class Once(logging.Filter):
 
 
 class Commands(click.Group):
-    """Click group of all commands, which imports a command only when it is used.
-
-    It prints an error as one message without a traceback, and exits with a code.
-    """
+    """Click group of all commands, which imports a command only when it is used."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
@@ -119,10 +112,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands with their one-line descriptions into the help.
-
-        Commands are not imported for it, because some import large libraries.
-        """
+        """Write the list of commands with their one-line descriptions into the help."""
         helps = {name: command.short_help or "" for name, command in self.commands.items()}
         helps |= {name: line for name, (_, line) in COMMANDS.items()}
         with formatter.section("Commands"):
@@ -131,8 +121,7 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         """Run the command; if it fails, print a message without a traceback, and exit with a code.
 
-        With --debug, unexpected errors are raised with their traceback. After a signal, the code is
-        128 plus the signal's number.
+        With --debug, unexpected errors are raised with their traceback.
         """
         try:
             with end_on_signals():

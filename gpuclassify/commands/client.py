@@ -31,10 +31,9 @@ ROW_BYTES = 20  # memory per byte of a file, which may be compressed
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
     """Run the job that `prepare` returns, on a cluster or in this process; return its result.
 
-    The result is a `JobSummary`, or the recipe's own kind of summary. A cluster is started only if
-    work is left to do, and this process cannot do it (`runs_here`). `cluster` has the cluster
-    settings of `JobSettings` by name. `restart` says whether --restart was passed, which changes
-    the message after an interrupt.
+    A cluster is started only if work is left to do, and this process cannot do it (`runs_here`).
+    `cluster` has the cluster settings of `JobSettings` by name, and `restart` is the option
+    --restart.
     """
     from gpuclassify.jobs.stages import as_chain
 
@@ -65,11 +64,9 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
 def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) -> bool:
     """Return whether to run the job in this process, which starts faster than a cluster.
 
-    True if the input is small (64 MiB as a single part, else 32 MiB), models and rows fit into a
-    quarter of free memory, and the settings `cluster` (of `JobSettings`, by name) ask for no
-    cluster and for pandas frames. A part is a piece that one task reads. Slow `stages`, such as
-    neural networks, run here only if the input is a single part and there is no GPU. False if the
-    size of the input or of a model is unknown.
+    True for a small input, if models and rows fit into a quarter of free memory, unless the
+    settings `cluster` ask for a cluster or for cudf frames. Slow `stages`, such as neural networks,
+    run here only if the input is a single part (read by one task), and there is no GPU.
     """
     is_open = (cluster["cluster"], cluster["backend"]) == ("auto", "pandas")
     is_open = is_open and not any(cluster[name] for name in ("cluster_options", "scheduler"))
@@ -92,10 +89,7 @@ def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) 
 
 
 def load_here(stages: PartitionMap) -> None:
-    """Load the models of `stages` into this process, for a job that needs no cluster.
-
-    As in a worker, torch uses all cores, and freed memory is kept for reuse.
-    """
+    """Load the models of `stages` into this process, with threads and memory as in a worker."""
     import torch
 
     torch.set_num_threads(usable_cores())
@@ -109,12 +103,9 @@ def open_client(
 ) -> Any:
     """Return a Dask client of the cluster in the settings; start the cluster unless it is running.
 
-    `settings` holds ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend`` of
-    `JobSettings`. `progress` shows the current step. `parts` is the number of parts (pieces of the
-    input, one per task): a job of a single part gets one worker on this machine, with all cores,
-    unless the settings have a number of workers. Raises ValueError or FileNotFoundError if settings
-    contradict each other, name something that does not exist, or need more than this machine has,
-    and NoSchedulerError if the scheduler does not answer.
+    `settings` has the cluster settings of `JobSettings` by name. On this machine, a job with
+    ``parts=1`` (pieces of the input, one per task) gets one worker, unless the settings have a
+    number of workers.
     """
     from gpuclassify.cluster import get_client
     from gpuclassify.cluster.sizing import ImpossibleClusterError
@@ -149,8 +140,7 @@ def open_client(
 def shown_workers(client: Client) -> str:
     """Return a phrase such as "4 workers with 8.00 GiB" for a client's workers.
 
-    The size is the memory limit of the worker with the least memory; it is left out if one has no
-    limit.
+    The size is the lowest memory limit; it is left out if a worker has no limit.
     """
     from dask.utils import format_bytes
 

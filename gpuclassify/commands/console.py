@@ -54,9 +54,8 @@ WRONG_CALL = (
 def wrong_call_exits() -> Iterator[None]:
     """Convert errors of the library's checks in the block to click's usage errors (exit code 2).
 
-    These are the types in `WRONG_CALL`. Messages name options instead of arguments, unless --config
-    was passed. Errors of broken input files are not converted, because the command was called
-    correctly. With --debug, no error is converted.
+    These are the types in `WRONG_CALL`, but not errors of broken input files. Messages name options
+    instead of arguments, unless --config was passed. With --debug, no error is converted.
     """
     try:
         yield
@@ -75,8 +74,7 @@ def with_options(message: str, command: click.Command) -> str:
     """Replace the library's arguments in a message with the options of the running command.
 
     For example, ``text_field=`` becomes ``--text-field``. Advice in parentheses to pass a setting
-    for which the command has no option, such as " (redo_changed=True)", is removed, or names the
-    command `annotate` if that has the option.
+    that has no option, such as " (redo_changed=True)", is removed or replaced.
     """
     from gpuclassify.commands.settings import JobSettings, families, setting_names
 
@@ -117,10 +115,7 @@ def with_options(message: str, command: click.Command) -> str:
 
 
 def _values(text: str) -> list[str] | None:
-    """Parse a list or dict in a message to an option's values, such as "NAME=VALUE".
-
-    Returns None if there are no values, or if they are not texts (or, in a dict, numbers).
-    """
+    """Parse a list or dict in a message to option values ("NAME=VALUE"); None for others."""
     try:
         parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -140,8 +135,8 @@ def end_on_signals() -> Iterator[None]:
 
     The process also ends `END_SECONDS` after the first signal. A separate thread receives the
     signals at once, so that this works even if a library blocks the main thread, which has to be
-    free for Python's signal handlers to run. Signals with a handler of the caller's are left alone,
-    and so are all signals if this is not the main thread.
+    free for Python's signal handlers to run. It does nothing outside the main thread, or for
+    signals with a handler of the caller's.
     """
     usual: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL}
     usual[signal.SIGINT] = signal.default_int_handler
@@ -205,10 +200,7 @@ def end_at_once(number: int, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def interrupt_hint(restart: bool) -> Iterator[None]:
-    """With `restart` (the option --restart), add a note to a KeyboardInterrupt in the block.
-
-    The note says that the same command without --restart continues the job.
-    """
+    """If `restart`, add a note to a KeyboardInterrupt in the block: leave out --restart."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -225,8 +217,7 @@ def error_text(error: BaseException) -> str:
 def quiet_dask() -> None:
     """Hide Dask's log messages below the level critical, or below info with --debug.
 
-    It sets Dask's configuration and environment variables. Call it before distributed is imported,
-    which reads these settings, here and in new workers.
+    Call it before distributed is imported, which reads the configuration set here.
     """
     import dask
 
@@ -241,10 +232,7 @@ def quiet_dask() -> None:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text like ``click.echo``, with control characters escaped for the terminal.
-
-    It goes to stdout, or to stderr if `err`. A line break follows if `nl`.
-    """
+    """Print text like ``click.echo``, with control characters escaped for the terminal."""
     click.echo(visible(text), file=sys.stderr if err else sys.stdout, nl=nl)
 
 
@@ -271,10 +259,7 @@ def open_console(stderr: bool = False) -> Console:
 
 
 def start_progress(what: str) -> JobProgress:
-    """Return a context manager that shows the progress of a job as a status line on stderr.
-
-    `what` is its first text, such as "Looking for the input's parts".
-    """
+    """Return a context manager that shows the progress of a job as a status line on stderr."""
     from gpuclassify.jobs.report.progress import JobProgress
 
     progress = JobProgress("", open_console(stderr=True))
@@ -285,8 +270,7 @@ def start_progress(what: str) -> JobProgress:
 def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -> None:
     """Print the `JobSummary` of a job: its results, its warnings, and the paths of its output.
 
-    `numbers` are lines with the results. If there are none, tables of labels, and lines on dropped
-    rows, totals and speed are printed instead.
+    `numbers` are lines with the results; without them, labels, drops and totals are printed.
     """
     lines = [*(numbers or _job_lines(summary, console)), *summary.warnings]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
@@ -327,12 +311,7 @@ def _job_lines(summary: JobSummary, console: Console) -> list[str]:
 
 
 def print_paths(summary: Any, console: Console) -> None:
-    """Print the paths of a job's report and quarantine, and the URL of its upload.
-
-    `summary` is the `JobSummary`. The quarantine lists files, lines and rows that were left out
-    because they failed; their numbers are printed, too. Without any, or without an upload, that
-    line is omitted.
-    """
+    """Print the paths of a job's report and quarantine, and the URL of its upload, if any."""
     lines = [f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
         left_out = counted_kinds(summary.left_out)

@@ -109,8 +109,7 @@ def examine() -> Findings:
     """Check this environment and machine, in about the time that importing torch takes.
 
     torch is imported in another process, so that no CUDA context is created here. One request is
-    sent to the Hugging Face Hub, without a token. Nothing is printed, downloaded or changed. The
-    checks look for a Hub token, but never show it.
+    sent to the Hugging Face Hub, without a token. Nothing is printed, downloaded or changed.
     """
     installed = installed_distributions()
     survey, torch_probe = survey_gpus(), probe_torch()
@@ -130,10 +129,7 @@ def examine() -> Findings:
 
 
 def installed_distributions() -> dict[str, metadata.Distribution]:
-    """Return the installed packages by normalised name, such as "scikit-learn".
-
-    If a package is installed several times, the first one on Python's path is returned.
-    """
+    """Return the installed packages by normalised name; the first one on Python's path wins."""
     by_name: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         if name := distribution.metadata["Name"]:
@@ -144,10 +140,8 @@ def installed_distributions() -> dict[str, metadata.Distribution]:
 def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
     """Run `script` in a new Python process, to import torch and return facts about it.
 
-    The dict is the JSON on the last line that `script` prints: ``version``, ``cuda`` (the CUDA
-    version that torch is built for, or None), ``devices`` (number of GPUs), ``threads`` and
-    ``cpu``. If the import fails, or takes more than 120 seconds, the dict has only ``error``, the
-    reason.
+    The dict is the JSON on the last line that `script` prints. If the import fails, or takes more
+    than 120 seconds, the dict has only ``error``, the reason.
     """
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
@@ -168,8 +162,7 @@ def rapids_checks(
 ) -> Iterator[Check]:
     """Check that the installed RAPIDS wheels fit each other, the driver and torch.
 
-    `versions` has the version of each installed package, by name; `survey` lists the GPUs and the
-    driver's version; `torch_cuda` is the CUDA version of torch, such as "13.0".
+    `versions` are of installed packages, by name; `torch_cuda` is torch's CUDA version ("13.0").
     """
     wheels = {name: match for name in versions if (match := RAPIDS_WHEEL.fullmatch(name))}
     cure = install(extra_for(survey)) if survey.gpus else ""
@@ -205,27 +198,18 @@ def rapids_checks(
 
 
 def extra_for(survey: GpuSurvey) -> str:
-    """Return the extra of this package to install for the driver's CUDA version, such as "gpu".
-
-    If the version is unknown, it is the extra for the newest one.
-    """
+    """Return the extra of this package to install for the driver's CUDA version, such as "gpu"."""
     is_older = survey.cuda_version is not None and survey.cuda_version < (13, 0)
     return "gpu-cu12" if is_older else "gpu"
 
 
 def is_for(requirement: Requirement, extra: str) -> bool:
-    """Return whether a package requirement applies to this Python if `extra` is installed.
-
-    `extra` is "" for an installation without extras.
-    """
+    """Return whether a package requirement applies to this Python with `extra` ("" for none)."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def requirement_check() -> Check:
-    """Check by ``pip check`` that the requirements of all installed packages are met.
-
-    Requirements of extras are not checked.
-    """
+    """Check by ``pip check`` that the requirements of all installed packages are met."""
     command = [sys.executable, "-P", "-m", "pip", "check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -237,10 +221,7 @@ def requirement_check() -> Check:
 
 
 def package_checks(installed: Distributions) -> Iterator[Check]:
-    """Check Python, this package and the packages that it requires.
-
-    `installed` has the installed packages by name.
-    """
+    """Check Python, this package and the packages that it requires."""
     python = f"{platform.python_version()} ({sys.executable})"
     yield Check("Python", "ok", python)  # older ones cannot install gpuclassify
     yield Check("gpuclassify", "ok", __version__)
@@ -255,7 +236,6 @@ def leftover_checks(folders: Sequence[str] | None = None) -> Iterator[Check]:
     """Find folders of this package without its files, which an uninstallation has left behind.
 
     Python imports such a folder as an empty package, in place of an editable installation.
-    `folders` are site-packages folders; default: the folders of this environment.
     """
     if folders is None:
         folders = site.getsitepackages()
@@ -269,10 +249,7 @@ def leftover_checks(folders: Sequence[str] | None = None) -> Iterator[Check]:
 
 
 def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
-    """Check that torch can be imported, and uses the GPUs of this machine.
-
-    `probe` is the result of `probe_torch`, and `survey` lists the GPUs.
-    """
+    """Check that torch can be imported, and uses the GPUs of this machine."""
     if "error" in probe:
         cure = "pip install --force-reinstall torch"
         return Check("torch", "problem", f"does not import: {probe['error']}", cure)
@@ -291,10 +268,7 @@ def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
 
 
 def cpu_check(probe: Mapping[str, Any]) -> Check:
-    """Report the cores, torch's threads and the CPU's instructions.
-
-    They determine the speed of models on the CPU. `probe` is the result of `probe_torch`.
-    """
+    """Report the cores, torch's threads and the CPU's instructions, which affect speed."""
     detail = [f"{usable_cores()} cores may be used"]
     if "threads" in probe:
         detail.append(f"{probe['threads']} threads of torch")
@@ -305,10 +279,7 @@ def cpu_check(probe: Mapping[str, Any]) -> Check:
 
 
 def gpu_checks(survey: GpuSurvey) -> Iterator[Check]:
-    """Check the NVIDIA driver and the C compiler, and report the name and memory of each GPU.
-
-    `survey` lists the GPUs.
-    """
+    """Check the NVIDIA driver and the C compiler, and report each GPU."""
     if not survey.gpus:
         detail = f"no GPU: CPU will be used ({survey.absent_because})"
         if survey.has_gpu:
@@ -347,11 +318,7 @@ def compiler_check() -> Check:
 
 
 def optional_checks(installed: Distributions) -> Iterator[Check]:
-    """Check the packages of each optional extra, variables for S3 storage, and Dask's dashboard.
-
-    `installed` has the installed packages by name. The extras are read from this package's
-    metadata.
-    """
+    """Check the packages of each optional extra, S3 variables, and Dask's dashboard."""
     ours = installed.get("gpuclassify")
     if ours is None:
         detail = "unknown, as gpuclassify runs from a checkout that is not installed"
@@ -383,10 +350,7 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
 
 
 def storage_check(environment: Mapping[str, str] = os.environ) -> Check:
-    """Report which environment variables for S3 storage are set, and which ones s3fs reads.
-
-    Only names are shown, no values.
-    """
+    """Name the environment variables for S3 storage that are set, and all that s3fs reads."""
     found = [name for name in S3_VARIABLES if environment.get(name)]
     found += sorted(name for name in environment if name.startswith(S3_OPTIONS))
     read = ", ".join((*S3_VARIABLES, f"{S3_OPTIONS}..."))
@@ -395,10 +359,7 @@ def storage_check(environment: Mapping[str, str] = os.environ) -> Check:
 
 
 def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
-    """Check that a Hub token exists, that the Hub answers, and that the Hub's cache is usable.
-
-    The token is not read. `token_path` is the file of the user's login; default: huggingface_hub's.
-    """
+    """Check that a Hub token exists, that the Hub answers, and that the Hub's cache is usable."""
     from huggingface_hub import constants
 
     variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -434,10 +395,7 @@ def access_check() -> Check:
 
 
 def cache_check(directory: Path, low_bytes: int = LOW_DISK_BYTES) -> Check:
-    """Check that the Hub's cache directory is writable, with at least `low_bytes` of free space.
-
-    If `directory` does not exist yet, its nearest existing parent is checked.
-    """
+    """Check that the Hub's cache directory is writable, with at least `low_bytes` of free space."""
     root = next(p for p in (directory, *directory.absolute().parents) if p.exists())
     free_bytes = shutil.disk_usage(root).free
     detail = f"{directory}, {free_bytes / 1e9:.1f} GB free"

@@ -141,9 +141,7 @@ def _counted(
 ) -> Result:
     """Open the input as a Dask frame, and return ``find(frame, compute)``, which counts tokens.
 
-    The frame has the columns that `mixture` reads, and `mixture` checks them first. The function
-    ``compute(tasks)`` yields the results of delayed tasks, which run on the settings' cluster or,
-    if the input is small, in this process.
+    ``compute(tasks)`` runs delayed tasks on the settings' cluster or, if the input is small, here.
     """
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.left_out import left_out_logged
@@ -165,10 +163,7 @@ def _counted(
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the file of --weights, a YAML list of dicts such as ``{topic: News, weight: 0.2}``.
-
-    Raises ValueError if there is no such file, or it holds anything else. Keys are not checked.
-    """
+    """Read the file of --weights, a YAML list of dicts such as ``{topic: News, weight: 0.2}``."""
     import yaml  # type: ignore[import-untyped]
 
     example = "a list such as - {topic: News, weight: 0.2}"

@@ -98,10 +98,7 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
 
 
 def length_read(defaults: Mapping[str, Any]) -> str:
-    """Describe the maximum length of text that a classifier reads, such as "512 tokens".
-
-    `defaults` are the classifier's default settings, by name.
-    """
+    """Describe the maximum length of text that a classifier reads, such as "512 tokens"."""
     parts = [
         f"{defaults[name]:,} {what}"
         for name, what in (("max_chars", "characters"), ("max_seq_length", "tokens"))
@@ -115,8 +112,7 @@ def length_read(defaults: Mapping[str, Any]) -> str:
 def default_columns(family: type[TextMapper] | Published) -> dict[str, str]:
     """Return the columns that a classifier adds by default: their Arrow types, by name.
 
-    If the classifier cannot run without settings of the user, such as labels, only its label column
-    is returned.
+    It is only the label column if the classifier needs settings of the user, such as labels.
     """
     kind: Any = getattr(family, "kind", family)
     required = {own.name for own in fields(family.Options) if own.default is MISSING}
@@ -126,9 +122,6 @@ def default_columns(family: type[TextMapper] | Published) -> dict[str, str]:
 
 
 def labels_by_column(family: type[TextMapper] | Published) -> dict[str, list[str]]:
-    """Return the labels of each output column, for a classifier with several output columns.
-
-    Returns {} for other classifiers.
-    """
+    """Return the labels of each output column of a classifier with several, else {}."""
     fields = dict(family.defaults.get("fields", ()))
     return {name: list(field.labels) for name, field in fields.items() if hasattr(field, "labels")}

@@ -84,9 +84,8 @@ class GroupedOption(click.Option):
 class JobCommand(click.Command):
     """Click command whose help lists options under headings.
 
-    Options under the heading `hidden_group` are accepted, but not listed. The function `options`
-    makes the options. It is called only when this command is used, because it may import a large
-    library.
+    Options under the heading `hidden_group` are accepted, but not listed. The function `options` is
+    called only when this command is used, because it may import a large library.
     """
 
     hidden_group = ""
@@ -109,10 +108,7 @@ class JobCommand(click.Command):
         return super().parse_args(context, args)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command's options into its help, under the heading of each option's group.
-
-        Options without a group come last. The group `hidden_group` is left out.
-        """
+        """Write the command's options into its help, under the heading of each option's group."""
         parameters = self.get_params(context)
         own = [getattr(option, "group", "Options") for option in parameters]
         first = [group for group in own if group not in GROUPS]  # headings that recipes added
@@ -144,10 +140,9 @@ def options_of(
 ) -> list[GroupedOption]:
     """Make a command-line option for each named argument of a class or function.
 
-    `target` is the class or function, `group` the heading of the options in the help, and `names`
-    are the arguments. With `has_defaults`, an option that is not passed has its argument's default,
-    and is required if there is none. `attributes` maps an argument's name to further arguments of
-    `option_of`.
+    `group` is the heading of the options in the help. With `has_defaults`, an option that is not
+    passed has its argument's default, and is required if there is none. `attributes` maps an
+    argument's name to further arguments of `option_of`.
     """
     return [
         option_of(target, name, group, has_default=has_defaults, **attributes.get(name, {}))
@@ -165,7 +160,6 @@ def option_of(
 ) -> GroupedOption:
     """Make a command-line option from an argument's type, default and docstring.
 
-    `target` is the class or function with the argument `name`, and `group` the heading in the help.
     An option that is not passed is None, () if it is repeatable or, with `has_default`, the
     argument's default; the option is then required if the argument has no default. `attributes` are
     arguments of `click.Option` that override the derived ones; ``flags`` are the option's names.
@@ -209,11 +203,7 @@ def option_of(
 
 
 def _help(target: object, name: str, is_many: bool) -> str:
-    """Return the help of the option for the argument `name` of `target`, a class or function.
-
-    The help is the first sentence of the argument's documentation, followed by "; repeatable" if
-    `is_many`, and the sentence that begins with "Default:", if there is one.
-    """
+    """Return an option's help: the first sentence of its argument's docs, and the default."""
     explained = explanations(*getattr(target, "__mro__", [target]))[name].partition(": ")[2]
     first, *others = re.split(r"(?<=\.) (?=[A-Z\"])", explained)
     first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python code can pass
@@ -245,10 +235,7 @@ def run_options() -> list[GroupedOption]:
 
 
 def setting_options(*groups: str) -> list[GroupedOption]:
-    """Make the options for those settings of `JobSettings` that have one of these headings.
-
-    A heading, such as "Files", is the group of options in a command's help.
-    """
+    """Make options for the settings of `JobSettings` under headings such as "Files"."""
     return [
         option_of(JobSettings, own.name)
         for own in fields(JobSettings)
@@ -257,11 +244,7 @@ def setting_options(*groups: str) -> list[GroupedOption]:
 
 
 def reading_options(*, has_fields: bool = False) -> list[GroupedOption]:
-    """Make the options for reading input files, for commands that run no job.
-
-    The option --field is included if `has_fields`; without it, the command reads only the columns
-    that its other options name.
-    """
+    """Make the options for reading input files, with --field if `has_fields`."""
     words = "Read only these columns and those that other options name; repeatable. Default: all."
     attributes: dict[str, dict[str, Any]]
     attributes = {"fields": {"help": words}, "on_error": {"help": ON_ERROR_HELP}}
@@ -274,9 +257,8 @@ def reader_from_options(
 ) -> FileReader:
     """Make the reader of the files `inputs` from the values of a command's options.
 
-    The options made by `reading_options` are removed from `options`, except for ``on_error``, which
-    becomes "raise" if it is None. The columns in `needed` are read even if --field does not name
-    them; None is ignored.
+    The options of `reading_options` are removed from `options`, except for ``on_error``, which
+    becomes "raise" if it is None. Columns in `needed` are read even if --field does not name them.
     """
     names = [name for name in READING if name != "on_error"]
     values = settings_from_options({name: options.pop(name, None) for name in names})
@@ -286,10 +268,7 @@ def reader_from_options(
 
 
 def annotate_option() -> GroupedOption:
-    """Make the option --annotate for commands such as `dedup`.
-
-    With it, a command writes only its new columns, and no text.
-    """
+    """Make the option --annotate, to write only the new columns of a command, and no text."""
     return next(option for option in setting_options(NOTES) if option.name == "annotate")
 
 
@@ -299,10 +278,7 @@ def file_options() -> list[GroupedOption]:
 
 
 def classifier_options() -> dict[str, GroupedOption]:
-    """Make the options for settings of all classifiers and --prompt-file, by parameter name.
-
-    Only settings that have a heading in the help get an option; --set NAME=VALUE passes others.
-    """
+    """Make the options for settings of classifiers and --prompt-file, by parameter name."""
     options: dict[str, GroupedOption] = {}
     for family in families().values():
         for declared in fields(family.Options):
@@ -317,9 +293,8 @@ def classifier_options() -> dict[str, GroupedOption]:
 def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
     """Make the option for the field `declared` of a classifier's class of settings, `options`.
 
-    If ``is_shared`` in the field's metadata is True, the option's value applies to all classifiers
-    of a command; if False, it may begin with the name of one, as in ``domain:Games``. Without this
-    key, flags, integers and choices are shared.
+    Unless the field's metadata has ``is_shared`` (see `GroupedOption`), only flags, integers and
+    choices are shared.
     """
     kinds = kinds_of(_hints(options)[declared.name])
     is_plain = kinds in ((bool,), (int,)) or get_origin(kinds[0]) is Literal
@@ -357,10 +332,7 @@ def config_options() -> list[GroupedOption]:
 
 
 def other_settings(group: str, what: str) -> GroupedOption:
-    """Make the option --set NAME=VALUE, for settings that have no option of their own.
-
-    `what` names such a setting in the help, and `group` is the option's heading.
-    """
+    """Make the option --set NAME=VALUE, for settings that have no option of their own."""
     text = f"Any other {what}; VALUE is JSON, or a text. Repeatable."
     names = ["--set", "others"]
     return GroupedOption(names, group=group, metavar="NAME=VALUE", multiple=True, help=text)
@@ -387,10 +359,7 @@ def command_line(context: click.Context) -> str:
 def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """Split a command's paths into ``input``, a list, and ``output``, the last path.
 
-    `options` are the command's options: with --config, paths may be in the settings file instead;
-    a missing output is None. Raises ValueError if the input is missing without --config, or if a
-    path is "-", which means standard input elsewhere. If a command that has --config gets no path
-    at all, `JobSettings.of` raises the error.
+    With --config in `options`, paths may be in the settings file instead; a missing output is None.
     """
     if "-" in paths:
         raise ValueError(
@@ -408,10 +377,8 @@ def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str,
 def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | None:
     """Read a job's settings from the file of --config and the command line, which overrides it.
 
-    `options` are the values of the command's options, and `paths` are ``input`` and ``output``;
-    without the argument ``output``, none is required. With --dump-config, the settings are written
-    to a file, and the result is None. Raises TypeError or ValueError if a setting is invalid or
-    missing.
+    `paths` are ``input`` and ``output``; without the argument ``output``, none is required. With
+    --dump-config, the settings are written to a file, and the result is None.
     """
     from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
@@ -445,11 +412,10 @@ def read_recipe(
 ) -> tuple[JobSettings, dict[str, Any]] | None:
     """Read the settings of a job and of its recipe from the file of --config and the options.
 
-    A recipe is a kind of job, such as a deduplication, with settings of its own. `options` has the
-    values of all options, which override the file, and `own` those for the recipe. `also` has the
-    names of job settings that only the file may have, and `paths` are ``input`` and ``output``.
-    Returns the job's settings, and a dict of the recipe's settings. With --dump-config, both are
-    written to a file, and the result is None.
+    A recipe is a kind of job, such as a deduplication, with settings of its own: `own` has the
+    values of their options. `also` has the names of job settings that only the file may have, and
+    `paths` are ``input`` and ``output``. With --dump-config, the settings are written to a file,
+    and the result is None.
     """
     from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
@@ -476,9 +442,8 @@ def settings_from_options(
 ) -> dict[str, Any]:
     """Return the settings of a job by name: values of a file, overridden by the options.
 
-    `options` has the values of the command's options; None and () mean that an option was not
-    passed. `values` has the settings of the file. ``types`` and ``cluster_options`` of both are
-    merged by name.
+    Options with the values None and () were not passed. ``types`` and ``cluster_options`` of both
+    are merged by name.
     """
     values = dict(values or {})
     for name in setting_names(JobSettings):
@@ -508,9 +473,8 @@ def _values_for(
 ) -> list[str]:
     """Select an option's values for the classifier named `family`; prefixes (domain:) are removed.
 
-    `names` are the names of all classifiers of the command, and `meant` are those that accept the
-    option (None: all). A value without a prefix is for the only name in `meant`; if there are
-    several, ValueError is raised. `option` is the option's name for the message.
+    `names` are all classifiers of the command, and `meant` the classifiers that accept the option
+    (None: all). A value without a prefix needs a single name in `meant`; else ValueError is raised.
     """
     meant = names if meant is None else meant
     own = []
@@ -532,9 +496,8 @@ def _values_for(
 def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) -> dict[str, Any]:
     """Return the settings of the classifier named `family`, from the values of a command's options.
 
-    `names` are the names of all classifiers of the command. A shared option applies to each of them
-    that accepts a setting of the option's name. If none does, all get it, so that they raise an
-    error. Options that were not passed are left out.
+    `names` are all classifiers of the command. A shared option applies to each of them that accepts
+    it. If none does, all get it, so that they raise an error.
     """
     arguments: dict[str, Any] = {}
     settings = [_settings_of(name) for name in names]
@@ -568,10 +531,8 @@ def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
 def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any:
     """Convert the texts passed for an option to a setting of the type hint `hint`.
 
-    None if there are no texts. With a `form`, such as "LABEL=TEXT", they become a dict (of lists if
-    `hint` asks for these), or a list if none has "=" and `hint` allows a list. Else `hint` decides:
-    a list, a dict of numbers (from LABEL=NUMBER), or one number or text; several texts for one
-    value raise ValueError. A list for a hint with bool has True and False for "true" and "false".
+    None if there are no texts. With a `form`, such as "LABEL=TEXT", they become a dict, or a list
+    if none has "=" and `hint` allows a list. Without a form, `hint` decides.
     """
     if not texts:
         return None
@@ -600,10 +561,7 @@ def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any
 
 
 def read_prompt(path: str) -> str:
-    """Read the prompt for a language model from a text file, without line breaks at its end.
-
-    Raises ValueError if the file cannot be read or is empty.
-    """
+    """Read the prompt for a language model from a text file, without line breaks at its end."""
     try:
         prompt = Path(path).read_text(encoding="utf-8-sig").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as err:
@@ -618,7 +576,6 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
     """Parse the NAME=VALUE texts of an option to a dict of values by name.
 
     A value is parsed as JSON, or else is the text itself. Hyphens in names become underscores.
-    `option` (the option's name) and `example` are shown in errors.
     """
     parsed = {}
     for name, text in _named(option, f"NAME=VALUE, such as `{example}`", settings):
@@ -632,10 +589,7 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
 def _named(
     option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
 ) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each text, split at "=" by `cut`.
-
-    Raises ValueError if there is no "=", or no name; the message asks for `form`.
-    """
+    """Yield name and value of each text, split at "=" by `cut`; an error asks for `form`."""
     for setting in settings:
         name, equals, value = cut(setting, "=")
         if not equals or not name:

@@ -93,10 +93,8 @@ def first_texts(
 ) -> pd.DataFrame:
     """Read the first `most` rows of a binary stream into a pandas frame.
 
-    If the stream begins with a brace, its lines are JSON objects, which `reader` parses (default: a
-    `FileReader` without settings). Else each line is a plain text, and is stored in each of the
-    `columns`. Blank lines are skipped. `on_error` is "raise", or "quarantine" to leave out broken
-    lines of JSON. Plain text that is not UTF-8 raises BrokenInputError in both cases.
+    If the stream begins with a brace, its lines are JSON objects, which `reader` parses. Else each
+    line is a plain text, and is stored in each of the `columns`. Blank lines are skipped.
     """
     import pyarrow as pa
 
@@ -133,10 +131,7 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """Return the name of the confidence column, or None, by label column of a classifier.
-
-    Empty for classifiers that do not choose one of several labels.
-    """
+    """Return the name of the confidence column, or None, by label column of a classifier."""
     from gpuclassify.mapping.label_heads import CategoryHead
 
     return {
@@ -161,9 +156,7 @@ def _print_table(
 ) -> None:
     """Print the texts of the rows in `table`, and the first few columns that `chain` added.
 
-    `table` is the result of `chain`, the pipeline of the classifiers `mappers` and other stages.
-    `rows` is the number of rows that were read, before filters dropped some. `fields` are names of
-    input columns to show, too.
+    `rows` is the number of rows before filters. `fields` are names of input columns to show, too.
     """
     import pyarrow as pa
     from rich.table import Table
@@ -212,10 +205,7 @@ def _print_table(
 
 
 def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
-    """Map each text column to the columns of spans that the classifiers `mappers` add for it.
-
-    A span is a labelled range of characters.
-    """
+    """Map each text column to the columns of spans that the classifiers `mappers` add for it."""
     from gpuclassify.classifiers.spans.spans import SPANS
 
     columns: dict[str, list[str]] = {}
@@ -227,11 +217,7 @@ def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
 
 
 def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -> list[Any]:
-    """Return a ``rich.text.Text`` per row of `table`: its text, with spans coloured by label.
-
-    `text` names the column of texts, and `columns` the columns that list their spans. Texts are cut
-    after `most_chars` characters; a missing text becomes "null".
-    """
+    """Return a ``rich.text.Text`` per row of `table`: its text, with spans coloured by label."""
     from rich.text import Text
 
     rows = table.select([text, *columns]).to_pylist()

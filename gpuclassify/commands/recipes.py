@@ -54,20 +54,10 @@ def recipe_command(
     """Return a decorator that turns a function into a command that runs a recipe.
 
     A recipe declares a kind of job, such as a deduplication. The function makes it from the
-    settings, and its docstring is the command's help.
-
-    Parameters
-    ----------
-    group : str
-        Heading of the recipe's options.
-    *kinds : str
-        Classes whose settings become options, as ``module:Class``: the recipe, or its stages.
-    without : iterable of str
-        Names of settings of these classes that get no option.
-    also : collection of str
-        Names of job settings that a settings file may have, although they have no option.
-    more : callable
-        Function that returns further options, which replace options of the same name.
+    settings, and its docstring is the command's help. Settings of the classes `kinds`
+    (``module:Class``) become options under the heading `group`, except for `without`. `more` makes
+    further options, which replace options of the same name. `also` names job settings that a
+    settings file may have, although they have no option.
     """
 
     def recipe_options() -> dict[str, click.Option]:
@@ -108,9 +98,8 @@ def recipe_command(
 def declared_options(kind: Any, group: str) -> dict[str, click.Option]:
     """Make a command-line option for each setting of the class `kind`; return them by setting.
 
-    `kind` is a recipe (a kind of job, such as a deduplication) or a mapper. Settings whose values
-    are Python objects get no option. Neither do settings that a recipe inherits, because all jobs
-    have options for them. `group` is the options' heading in the help.
+    Settings whose values are Python objects get no option. Neither do settings that a recipe
+    inherits, because all jobs have options for them.
     """
     bases = [base for base in kind.__mro__[1:] if hasattr(base, "take_steps")]
     inherited = {declared.name for base in bases for declared in fields(base)}

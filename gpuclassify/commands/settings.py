@@ -51,11 +51,7 @@ SAFE_OPTIONS = {
 # fmt: off
 @declared
 class JobSettings(Declared):
-    """Settings of a job, each with its option on the command line and its key in YAML files.
-
-    Raises TypeError if a value has a wrong type, and ValueError if it is out of range, or if
-    `classifiers` include an access token of the Hugging Face Hub, because settings are saved.
-    """
+    """Settings of a job, each with its option on the command line and its key in YAML files."""
 
     input: list[str] = setting(
         what="a path or a list of paths, such as [books/*.jsonl]")
@@ -173,11 +169,7 @@ class JobSettings(Declared):
     # fmt: on
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other, or one is not allowed.
-
-        Not allowed are sizes that are invalid, and an access token of the Hugging Face Hub in
-        `classifiers`, because settings are shown and saved.
-        """
+        """Raise an error if settings contradict each other, or one is not allowed."""
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
                 raise ValueError(
@@ -202,9 +194,8 @@ class JobSettings(Declared):
         """Make settings from plain values by name, as they are in YAML files and options.
 
         ``input`` is required; so is ``output``, unless `is_plan`, for a forecast. With
-        `needs_stages`, ``classifiers`` are required, too, unless ``where``, ``threshold_files``,
-        ``annotations`` or ``cluster_file`` is set. Raises the errors of the class, TypeError if a
-        name is unknown, and ValueError if a required setting is missing.
+        `needs_stages`, ``classifiers`` are required, too, unless a setting such as ``where``
+        replaces them.
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
@@ -232,19 +223,13 @@ class JobSettings(Declared):
         return mappers
 
     def cluster_mappers(self) -> list[AssignClusters]:
-        """Return a list with the mapper that adds the nearest cluster of each row's embedding.
-
-        The clusters are in the file `cluster_file`; the list is empty if this setting is None.
-        """
+        """Return a list with the mapper that adds clusters, or [] without `cluster_file`."""
         from gpuclassify.corpus.clusters.clusters import AssignClusters
 
         return [] if self.cluster_file is None else [AssignClusters(self.cluster_file)]
 
     def job(self) -> Pipeline:
-        """Make the job that these settings declare: a `Pipeline` of reader, stages and writer.
-
-        Without an output, it has no writer.
-        """
+        """Make the job that the settings declare; it has no writer if there is no output."""
         from gpuclassify.jobs.pipeline import Pipeline
 
         return Pipeline(self._stages(), **self.pass_options())
@@ -302,10 +287,7 @@ class JobSettings(Declared):
         return FileReader(self.input, **options)
 
     def writer(self) -> FileWriter:
-        """Make the writer for `output`: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
-
-        Raises ValueError if settings do not fit this kind of output.
-        """
+        """Make the writer for `output`: a directory, fsspec URL or ``hf://datasets/OWNER/NAME``."""
         from gpuclassify.jobs.output.hub_writer import HubWriter
         from gpuclassify.jobs.output.writers import AnnotationWriter, JsonlWriter, ParquetWriter
         from gpuclassify.jobs.stores.hub import hub_uri
@@ -348,10 +330,9 @@ class JobSettings(Declared):
     def fields_read(self, stages: list[Any], needed: Iterable[str] = ()) -> list[str] | None:
         """Return the columns to read from the input files; None means all.
 
-        All are read unless the setting `fields` (--field) names columns. Then they are these
-        columns, the columns of texts of `stages` and of stages that only drop rows, the column
-        `source_field`, and the columns in `needed` that no stage writes. Other columns that stages
-        read must be in `needed`.
+        If the setting `fields` (--field) names columns, they are these, the columns of texts of
+        `stages` and of stages that only drop rows, `source_field`, and the columns in `needed` that
+        no stage writes. Other columns that stages read must be in `needed`.
         """
         from gpuclassify.jobs.stages import as_chain
 
@@ -398,10 +379,8 @@ def family_name(name: str) -> str:
 def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Check plain values for `JobSettings`, by name, and return all but None.
 
-    Plain values are texts, numbers, lists and dicts, as YAML has them. A single text for ``input``,
-    ``fields``, ``partition_by`` or ``annotations`` becomes a list, and names of classifiers become
-    their usual names (`family_name`). Raises TypeError or ValueError if a name is unknown, or a
-    value is invalid.
+    A single text for ``input`` or some other settings becomes a list, and names of classifiers
+    become their usual names (`family_name`).
     """
     check_names("a job has", "setting", values, setting_names(JobSettings))
     passed = {name: value for name, value in values.items() if value is not None}
@@ -441,9 +420,7 @@ def _bytes(name: str, size: int | str | None, least: int = 0) -> int | None:
 def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
     """Load the settings in a YAML file, and check the settings of `JobSettings` among them.
 
-    `others` are names of further settings, such as a recipe's, which are returned unchecked. Raises
-    ValueError if the file cannot be read, is not YAML, or does not map names to values, TypeError
-    if a name is unknown or a value has a wrong type, and ValueError for other invalid values.
+    `others` are names of further settings, such as a recipe's, which are returned unchecked.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -474,7 +451,6 @@ def refuse_code(values: Mapping[str, Any], path: str) -> None:
     """Raise ValueError if settings from a YAML file could run code that the file's author chose.
 
     These are the address of a scheduler, and options of a cluster that are not in `SAFE_OPTIONS`.
-    `path` is the file, for the message.
     """
     for name, value in (values.get("cluster_options") or {}).items():
         if name not in SAFE_OPTIONS or re.search("[\n\r]", str(value)):
@@ -494,9 +470,8 @@ def refuse_code(values: Mapping[str, Any], path: str) -> None:
 def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | None = None) -> None:
     """Write settings to a YAML file that only its owner may read, without secrets in URLs.
 
-    Passwords and query strings, which may hold a signature, are removed from URLs, and a warning
-    names these URLs. `own` has the settings of a recipe (a kind of job) by name. Raises ValueError
-    if the file cannot be written.
+    Secrets are passwords and query strings, which may hold a signature; a warning names the URLs.
+    `own` has the settings of a recipe (a kind of job) by name.
     """
     import yaml
 

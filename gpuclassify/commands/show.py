@@ -107,10 +107,7 @@ def show(
 
 
 def _show_provenance(directory: str, as_json: bool) -> None:
-    """Print how the job output in `directory` was made, such as its models and their versions.
-
-    For an annotation set (columns written without their texts), print its name and digest, too.
-    """
+    """Print how the job output in `directory` was made, such as its models and their versions."""
     from gpuclassify.jobs.input.annotations import AnnotationSet
     from gpuclassify.jobs.ledger.manifest import read_job
     from gpuclassify.jobs.report.report import read_provenance

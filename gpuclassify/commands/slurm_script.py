@@ -63,9 +63,8 @@ def sbatch_script(arguments: tuple[str, ...], config: str, options: dict[str, An
 
     `arguments` are the words after ``gpuclassify classify``, `config` is the content of the job's
     YAML file or "", and `options` has the values of `OPTIONS` by parameter name, such as
-    ``gpus_per_node``, without ``config``. Raises ValueError if an option is out of range, has a
-    line break or contradicts another one, or if any argument holds a token or password, and
-    FileNotFoundError if the folder of certificates lacks a file.
+    ``gpus_per_node``, without ``config``. Raises ValueError if an option is invalid, or if any
+    argument holds a token or password.
     """
     for name, value in options.items():
         if type(value) is int:
