@@ -263,8 +263,7 @@ def _columns_of(dataset: Any, needed: list[str], text_field: str | None) -> pd.D
 def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
     """Return the sorted labels of all columns, and values, float64 (rows, columns), NaN for null.
 
-    Values are indices of the labels. If all columns hold numbers, the first result is None, and
-    values are these numbers. Raises TypeError if some columns hold numbers, and others labels.
+    Values are label indices, or numbers if all columns hold numbers; the labels are then None.
     """
     numeric = [name for name in names if frame[name].dtype.kind in "fiu"]
     if len(numeric) == len(names):
@@ -303,13 +302,9 @@ def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
 def _figures(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], kind: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield each statistic as a tuple: name, columns, rows, value, and ends of its 95% interval.
+    """Yield tuples: key of `FIGURES`, columns, number of rows, value, and ends of its interval.
 
-    `values`, float64 (rows, columns), are of the columns `names`: label indices if `kind` is
-    "labels", numbers if it is "grades" or "scores", NaN for null. `weights` are of the rows. The
-    name is a key of `FIGURES`, columns are names joined by ", ", and rows is the number of rows
-    that the statistic describes. Value and ends are NaN if undefined. Pairs of columns without a
-    common row are left out.
+    `values` are from `_values`. Value and ends are NaN if undefined.
     """
     calls: list[tuple[str, np.ndarray, Figures]] = []
     for one, other in itertools.combinations(range(len(names)), 2):
@@ -333,10 +328,8 @@ def _figures(
 def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
     """Return a function from row indices to statistics of the columns `a` and `b`, for `bootstrap`.
 
-    The statistics are by name, None if undefined. The columns have no NaN. They are label indices
-    if `kind` is "labels", with the statistics "same" and "kappa"; numbers if it is "scores", with
-    "spearman" and "difference"; "grades" are numbers with all four, and a quadratic kappa.
-    `weights` are of the rows.
+    The columns have no NaN. They are label indices if `kind` is "labels", else numbers. A statistic
+    is None if undefined.
     """
     # scikit-learn takes milliseconds per call, and the bootstrap calls a thousand times. scipy's
     # correlation takes no weights.
@@ -369,8 +362,7 @@ def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) 
 def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
     """Return a function from row indices to ``{"alpha": alpha}``, Krippendorff's, for `bootstrap`.
 
-    `values` are float64 (rows, columns), NaN for null, with at least two in each row; `weights` are
-    of the rows. Alpha is nominal for `kind` "labels", else interval, and None if undefined.
+    Each row of `values` has at least two that are not NaN. Alpha is None if undefined.
     """
     is_given = ~np.isnan(values)
     counts = is_given.sum(axis=1)
@@ -416,9 +408,8 @@ def _differing(
 ) -> pd.DataFrame:
     """Return the rows of `frame` whose `values` differ, largest difference first, at most 1,000.
 
-    `values`, float64 (rows, columns), are label indices if `kind` is "labels", else numbers; NaN is
-    null. A difference is the number of distinct labels minus 1, or the range of the numbers. Ties
-    are sorted by weight, largest first, then by content, so that the order of rows does not matter.
+    A difference is the number of distinct labels minus 1, or the range of the numbers. Ties are
+    sorted by weight and content, so that the order of rows does not matter.
     """
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":

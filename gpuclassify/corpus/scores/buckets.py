@@ -126,12 +126,7 @@ def score_edges(
 def score_columns(
     scores: str | Sequence[str], weight: str | None, by: str | None, text_field: str
 ) -> ScoreColumns:
-    """Return the arguments that name columns as one object, with distinct `scores`.
-
-    `scores` are columns of numbers, `weight` is a column, "bytes" or None, and `by` is a column of
-    groups. `text_field` is the column whose bytes are counted for "bytes". Raises TypeError or
-    ValueError unless `scores` are one name or more; the others are not checked.
-    """
+    """Make `ScoreColumns` from arguments that name columns; repeated `scores` count once."""
     names = label_tuple("scores", scores, keep_order=True)
     if names is None:
         raise ValueError("scores=None: name a column of scores, or several")
@@ -139,10 +134,7 @@ def score_columns(
 
 
 def check_buckets(n: int) -> None:
-    """Raise ValueError unless `n`, the number of score buckets, is from 2 to 1,000.
-
-    Raises TypeError if it is no integer.
-    """
+    """Raise an error unless `n`, the number of score buckets, is an integer from 2 to 1,000."""
     check_count("n", n)
     if not 2 <= n <= MOST_BUCKETS:
         raise ValueError(f"n={n!r} buckets: pass 2 to {MOST_BUCKETS:,}")
@@ -151,12 +143,7 @@ def check_buckets(n: int) -> None:
 def find_edges(
     dataset: Frame | LazyFrame, columns: ScoreColumns, n: int, compute: Compute = compute_here
 ) -> ScoreEdges:
-    """Find the scores that divide each score column, per group, into `n` buckets of equal weight.
-
-    `columns` names the columns of scores, weights and groups. `compute` runs a list of delayed
-    tasks, and returns their results. Raises ValueError if a column has no score with a weight above
-    0, and the errors of `weighted_quantiles`.
-    """
+    """Find the scores that divide each column, per group, into `n` buckets of equal weight."""
 
     def ranks(total: int) -> list[int]:
         return [max(1, -(-total * k // n)) for k in range(1, n)]
@@ -249,10 +236,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, by name, with a digest instead of the edges.
-
-        Score columns, number of buckets, weight and column of groups are added, for people.
-        """
+        """Return settings that change results and, for people, facts about the edges, by name."""
         edges, scores = self.edges, ", ".join(self.edges.edges)
         about = {"scores": scores, "n": edges.n, "weight": edges.weight, "by": edges.by}
         return {**about, **super().identity(), "edges": edges.digest()}
@@ -262,10 +246,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         return super().code(short)
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError or TypeError unless `frame` has the columns to read.
-
-        It must not have bucket columns, unless `overwrite` is set. The frame may be empty.
-        """
+        """Raise an error unless `frame` has the columns to read, and new ones can be added."""
         self.columns.check(frame)
         names, columns = self.schema().names, [*map(str, frame.columns)]
         check_are_new(names, columns, self.read_fields, self.overwrite)

@@ -13,10 +13,7 @@ FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its result
 
 
 class Labelled(NamedTuple):
-    """Arrays (rows,) of scores, labels (whether positive) and weights (None if all are 1).
-
-    `Labelled.of` sorts the rows by descending score.
-    """
+    """Arrays (rows,) of scores, labels (whether positive) and weights (None if all are 1)."""
 
     scores: np.ndarray  # float
     is_positive: np.ndarray  # bool
@@ -26,10 +23,7 @@ class Labelled(NamedTuple):
     def of(
         cls, scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray | None = None
     ) -> Labelled:
-        """Return labelled rows, sorted by descending score, from arrays in any order.
-
-        Equal scores are sorted by label and weight, so that the order of the input has no effect.
-        """
+        """Return rows sorted by descending score; the order of the arrays has no effect."""
         keys = (is_positive, -scores) if weights is None else (weights, is_positive, -scores)
         return cls(scores, is_positive, weights).take(np.lexsort(keys))
 
@@ -44,11 +38,9 @@ class Labelled(NamedTuple):
 
 
 def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
-    """Fit the probability of a positive label as a function of the score.
+    """Fit the probability of a positive label as a function of the score, for `calibrated`.
 
     `kind` is "isotonic", for isotonic regression, or "sigmoid", for the sigmoid of J. Platt (1999).
-    Returns JSON values for `calibrated`: lists ``scores`` and ``probabilities``, the points of a
-    piecewise linear function, or ``slope`` and ``intercept`` of a sigmoid.
     """
     scores, weights = rows.scores.astype(np.float64), rows.weight()
     if kind == "isotonic":
@@ -77,11 +69,7 @@ def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
 
 
 def check_calibration(calibration: dict[str, Any]) -> None:
-    """Raise ValueError unless a calibration, read from JSON, has the keys of one of its two kinds.
-
-    These are ``slope`` and ``intercept``, or two lists of equal length above 0, ``scores``
-    (ascending) and ``probabilities``.
-    """
+    """Raise ValueError unless a calibration from JSON has the form of one of its two kinds."""
     lists = [values for values in calibration.values() if isinstance(values, list)]
     is_sigmoid = {*calibration} == {"slope", "intercept"} and not lists
     is_isotonic = (
@@ -98,10 +86,7 @@ def check_calibration(calibration: dict[str, Any]) -> None:
 
 
 def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
-    """Return the probability of a positive label for each score, float64 (rows,); NaN for NaN.
-
-    `calibration` is a result of `fit_calibration`.
-    """
+    """Return the probability of a positive label for each score, float64 (rows,); NaN for NaN."""
     scores = scores.astype(np.float64)
     if "slope" in calibration:
         with np.errstate(over="ignore"):
@@ -112,11 +97,8 @@ def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
 def reliability(kind: str, rows: Labelled) -> list[list[float]]:
     """Compare calibrated probabilities with the shares of positive labels, in ten bins of rows.
 
-    Returns a list of five numbers for each bin, by ascending probability: mean probability, share
-    of positive labels (both weighted), low and high end of the share's 95% interval, and number of
-    rows. Bins have about equally many rows, and empty ones are left out. `kind` is "isotonic" or
-    "sigmoid", and `rows` are sorted as by `Labelled.of`. Probabilities are cross-validated: each of
-    five folds is predicted by a calibration of the other folds.
+    Returns `GroupThreshold.reliability`. Each of five folds is predicted by a calibration of the
+    other folds. `rows` are sorted as by `Labelled.of`. Empty bins are left out.
     """
     folds = np.arange(len(rows.scores)) % FOLDS
     predicted = np.zeros(len(folds))

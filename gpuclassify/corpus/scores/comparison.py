@@ -139,11 +139,7 @@ class Comparison:
 
 
 def _outcome(row: Mapping[Any, Any], side: str) -> str:
-    """Format one classifier's label, score and decision for a row, as in "spam 0.93, dropped".
-
-    `row` is a row of `Comparison.moved`. `side`, "a" or "b", is the suffix of the classifier's
-    columns in it.
-    """
+    """Format results of classifier "a" or "b" (`side`) for a row, such as "spam 0.93, dropped"."""
     label, score = row[f"label_{side}"], row[f"score_{side}"]
     known = (f"{label}" * bool(pd.notna(label)), f"{score:.4g}" * bool(pd.notna(score)))
     return " ".join(filter(None, known)) + ", dropped" * (not row[f"kept_{side}"])
@@ -217,10 +213,7 @@ def _first_rows(dataset: Any, mapper: TextMapper, limit: int | None) -> pd.DataF
 
 
 class _Run:
-    """Results of one classifier on a frame: labels, scores, rows kept, texts and seconds taken.
-
-    Creating it loads the classifier's model, and runs it on the frame.
-    """
+    """Results of one classifier on a frame: labels, scores, rows kept, texts and seconds taken."""
 
     def __init__(self, mapper: TextMapper, frame: pd.DataFrame) -> None:
         mapper.check(frame)
@@ -254,12 +247,7 @@ class _Run:
             self.scores = best[:, None]
 
     def values(self) -> pd.DataFrame:
-        """Return a frame with a row per input row: ``label``, ``score`` and ``kept``.
-
-        ``score`` is the largest of a row's scores, which are probabilities, numbers, or values of
-        an embedding. ``kept`` is whether the classifier's filters keep the row; True without
-        filters. A row has the label None, or the score NaN, if it has none.
-        """
+        """Return a frame of ``label``, largest ``score`` and ``kept`` (True without filters)."""
         rows = len(self.texts)
         return pd.DataFrame(
             {
@@ -273,10 +261,7 @@ class _Run:
 
 
 def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
-    """Return, by label, the number of spans in `a`, and the share of them that `b` also has.
-
-    Spans are the same if their rows, starts, ends and labels are equal.
-    """
+    """Return, by label, the number of spans in `a`, and the share of them that `b` also has."""
     # A key is the index of a span's text, its start, end and label.
     every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
     counts, shared = Counter[str](), Counter[str]()
@@ -290,8 +275,7 @@ def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
 def _numbers(array: pa.Array) -> np.ndarray | None:
     """Return a column's scores or embeddings, float32 (rows, numbers), NaN for null.
 
-    A struct has the numbers of all its fields. None for a column of other values, or of lists of
-    different lengths.
+    None for a column of other values, or of lists of different lengths.
     """
     if pa.types.is_struct(array.type):
         parts = [numbers for part in array.flatten() if (numbers := _numbers(part)) is not None]

@@ -42,21 +42,12 @@ READ_ONCE = ("rows_read", "left_out", "empty_files", "textless")
 
 
 class ScoringReport(ReportPart):
-    """Part of a job's report: the counts of the step that ran its classifiers.
-
-    Only this step reads the input; the last one reads its output and adds the buckets.
-    """
+    """Part of a job's report: the counts of the step that ran its classifiers."""
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return counts and problems for the job's JSON report, from its classifiers' report.
-
-        `directory` is the output of the job. Keys are ``rows_read``, ``left_out`` (numbers of
-        unreadable files, lines and rows), ``empty_files``, ``textless`` (rows by file, for files
-        without text), ``warnings`` and ``problems``. Empty if no classifier ran. `job` and `stages`
-        are not used.
-        """
+        """Return counts and problems from the report of the classifiers; empty if none ran."""
         try:
             report = report_of(directory.below(f"{FOLDER}/{SCORED}"))
         except FileNotFoundError:  # the scores were in the input
@@ -165,11 +156,7 @@ class AssignBuckets(Pipeline):
         return ScoreBuckets(edges, **{name: getattr(self, name) for name in SETTINGS})
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return the reader, the mappers (classifiers, then `ScoreBuckets`), and the writer.
-
-        Raises TypeError unless the first stage is a reader of files, and ValueError if an
-        annotation writer follows classifiers.
-        """
+        """Return the reader, the mappers (classifiers, then `ScoreBuckets`), and the writer."""
         reader = self.stages[0] if self.stages else None
         if not isinstance(reader, FileReader):
             raise TypeError(
@@ -194,11 +181,8 @@ class AssignBuckets(Pipeline):
     ) -> tuple[Source, ScoreEdges] | None:
         """Score documents by the job's classifiers, if any, and find the edges of buckets.
 
-        `steps` runs and stores these intermediate results. With `is_done`, all documents of `job`
-        are already written with their buckets. Returns the source (the files to read scored
-        documents from) and the edges, or None if `is_done` and the edges are saved. Results of an
-        earlier run are used again. Raises ValueError if `is_done`, the saved edges are missing or
-        damaged, and the job has classifiers, whose scores are removed when a job ends.
+        Returns the source of scored documents and the edges, or None if `is_done` and the edges are
+        saved. Saved results of an earlier run are used again.
         """
         edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:
@@ -219,12 +203,7 @@ class AssignBuckets(Pipeline):
         return source, edges
 
     def _score(self, job: RecipeJob, steps: Steps, scoring: Chain) -> Source:
-        """Score documents by the classifiers `scoring`; return a source of the scored documents.
-
-        `steps` writes copies of the documents with their scores to ``_buckets/scored/`` of the
-        output, which the source reads. Documents that an earlier run of the job scored are not
-        scored again.
-        """
+        """Score documents by the classifiers `scoring`; return a source of the results."""
         scores = steps.job(
             SCORED,
             job.source,
@@ -238,11 +217,7 @@ class AssignBuckets(Pipeline):
         return steps.source(SCORED)
 
     def last_pass(self, job: RecipeJob, results: tuple[Source, ScoreEdges] | None) -> Job:
-        """Return the job that adds score buckets to documents, and writes them.
-
-        `job` is the planned job. `results` are from `take_steps`: the source of scored documents,
-        and the edges of the buckets; if None, `job` is returned as it is.
-        """
+        """Return the job that adds buckets to documents; `job` itself if `results` is None."""
         if results is None:
             return job
         source, edges = results
@@ -255,8 +230,7 @@ class AssignBuckets(Pipeline):
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
         """Remove scored copies of documents that an earlier step wrote; return the job's summary.
 
-        `summary` gets the counts of rows read and left out from the step that ran the classifiers,
-        because only that step reads the input of `job`. `steps` stores the copies.
+        If that step ran, `summary` gets its counts of rows read and left out.
         """
         report = steps.take_over(SCORED, job, _scoring(job).report_parts)
         if report:
@@ -271,8 +245,7 @@ def _scoring(job: RecipeJob) -> Chain:
 def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
     """Read a result, such as edges of buckets, that an earlier run of the job saved.
 
-    `kind` is the class of the result. Returns None if the file is missing, or damaged, which is
-    logged.
+    Returns None if the file is missing or damaged.
     """
     try:
         return kind.from_json(job.directory.read(job.recipe.ledger))
@@ -285,9 +258,6 @@ def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
 
 
 def keep_result(job: RecipeJob, result: Saved) -> None:
-    """Save a result, such as edges of buckets, to a file in the job's output.
-
-    A run that continues the job reads it with `kept_result` instead of computing it again.
-    """
+    """Save a result, such as edges of buckets, in the job's output, for `kept_result`."""
     job.directory.make(job.recipe.folder)
     job.directory.replace(job.recipe.ledger, result.as_json().encode())

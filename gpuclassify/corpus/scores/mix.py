@@ -158,11 +158,7 @@ class Mix(Saved):
             return settings.find(read_columns(dataset, settings.read_fields, on_error))
 
     def check_saved(self) -> None:
-        """Raise ValueError unless each cell has a value per column of `by`, and valid numbers.
-
-        Numbers are finite and not negative, epochs are at most `max_epochs`, and at least one cell
-        has tokens. `tokens` and `max_epochs` must be valid settings of `MixSettings`.
-        """
+        """Raise ValueError if a cell lacks a value for a column of `by`, or a number is invalid."""
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, cell in self.cells.items():
             if not isinstance(name, tuple) or len(name) != len(self.by):
@@ -212,11 +208,7 @@ class Mix(Saved):
             return self.compared(counting, read_columns(dataset, counting.read_fields, on_error))
 
     def counting(self, token_field: str) -> MixSettings:
-        """Return settings to count the rows and tokens of a selection by this mixture's cells.
-
-        A cell is the rows with equal values in the columns `by`. `token_field` is the column of
-        numbers of tokens.
-        """
+        """Return settings to count the rows and tokens of a selection by this mixture's cells."""
         return MixSettings(by=self.by, tokens=self.tokens, token_field=token_field)
 
     def compared(
@@ -224,9 +216,7 @@ class Mix(Saved):
     ) -> MixComparison:
         """Count a selection's rows and tokens by cell, and compare them with this mixture.
 
-        `dataset` is the selection. `counting` are the settings that `Mix.counting` returns: the
-        columns that define cells, and the column of numbers of tokens. `compute` runs a list of
-        delayed tasks, and returns their results.
+        `dataset` is the selection, and `counting` a result of `Mix.counting`.
         """
         counts = counting.count(dataset, compute)
         found = {group_value(cell): count for cell, count in counts.items()}
@@ -264,8 +254,7 @@ class Mix(Saved):
     def pictures(self) -> list[tuple[str, float, float]]:
         """Return each cell's name and two bars: its tokens in the corpus, and its tokens `asked`.
 
-        Bars are fractions, 0 to 1, of the largest of these numbers over all cells. `asked` tokens
-        may be more than the mixture has, because epochs are limited.
+        Bars are fractions, 0 to 1, of the largest of these numbers over all cells.
         """
         cells = self.cells.items()
         most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))
@@ -300,8 +289,6 @@ class Mix(Saved):
 @dataclass(frozen=True)
 class SelectedCell:
     """Rows and tokens selected from one cell of a mixture, compared with the tokens planned.
-
-    A cell is the rows with the same values in some columns, such as the topic.
 
     Attributes
     ----------
@@ -365,10 +352,7 @@ class MixComparison:
 
 @declared
 class MixSettings(Declared):
-    """Settings of a data mixture: columns that define cells, tokens, weights and epochs.
-
-    All are checked before anything is counted. Then `weights` are also checked against the cells.
-    """
+    """Settings of a data mixture: columns that define cells, tokens, weights and epochs."""
 
     by: str | Sequence[str] = setting(convert=functools.partial(label_tuple, "by", keep_order=True))
     tokens: float
@@ -377,16 +361,13 @@ class MixSettings(Declared):
     token_field: str = "tokens"
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless all settings are valid.
-
-        Whether cells match the entries of `weights` is checked by `find`.
-        """
+        """Raise an error if a setting is invalid; `find` compares `weights` with the cells."""
         if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
         if WEIGHT in self.names:
             raise ValueError(
-                f"by={self.by!r}: entries of weights= have their weight under {WEIGHT!r}, so rename "
-                "the column of this name"
+                f"by={self.by!r}: {WEIGHT!r} is the weight in entries of weights=, so rename the "
+                "column of that name"
             )
         for name in ("tokens", "max_epochs"):
             if not 0 < (number := getattr(self, name)) < np.inf:
@@ -419,10 +400,7 @@ class MixSettings(Declared):
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError or TypeError unless `frame` has the columns `by` and `token_field`.
-
-        The latter must hold whole numbers. The frame may be empty.
-        """
+        """Raise an error unless `frame` has the columns `by`, and integers in `token_field`."""
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)
@@ -430,10 +408,8 @@ class MixSettings(Declared):
     def count(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Counts:
         """Count rows and tokens by cell, the combination of values of the columns `by`.
 
-        Returns a dict from cell to (rows, tokens), sorted by cell. A cell is the JSON text of the
-        list of its values, such as ``'["News", 3]'``. `compute` runs a list of delayed tasks, and
-        returns their results. Raises the errors of `check`, and ValueError for numbers of tokens
-        below 0, or more than 1,000 cells.
+        Returns a dict from cell to (rows, tokens). A cell is the JSON text of the list of its
+        values, such as ``'["News", 3]'``.
         """
         frame = as_dask(dataset)
         self.check(frame._meta)
@@ -444,13 +420,7 @@ class MixSettings(Declared):
         return {cell: sums[cell] for cell in sorted(sums)}
 
     def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
-        """Count the tokens of each cell (rows with equal values in `by`), and compute its epochs.
-
-        Epochs are the mean number of copies of a row in the mixture. `compute` runs a list of
-        delayed tasks, and returns their results. Raises the errors of `count`, and ValueError if
-        there are no tokens, or if an entry of `weights` matches no cell, or a cell that another
-        entry matches. Logs a warning if the mixture lacks tokens because epochs are limited.
-        """
+        """Count each cell's tokens, and compute its epochs; warn if the mixture lacks tokens."""
         counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):
             rows = sum(rows for rows, _ in counts.values())
@@ -467,10 +437,7 @@ class MixSettings(Declared):
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
-    """Count the rows and tokens of each cell (combination of values of `by`) in one partition.
-
-    `columns` names the column of tokens, as its weight. Cells are JSON texts, as in `group_key`.
-    """
+    """Count rows and tokens (the weight in `columns`) of each cell in one partition."""
     codes, cells = cells_of(frame, by)
     refuse_many(cells)
     weights = columns.weights(frame)
@@ -495,11 +462,7 @@ def _added(parts: Iterable[Counts]) -> Counts:
 def _matched(
     entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
-    """Return the weight of each entry, and the cells (JSON texts) that have the entry's values.
-
-    An entry is a dict such as ``{"topic": "News", "weight": 0.2}``. Raises ValueError if one
-    matches no cell, or a cell that another entry matches.
-    """
+    """Return the weight of each entry, and the cells (JSON texts) that have the entry's values."""
     owners: dict[str, dict[str, Any]] = {}
     matched = []
     for entry in entries:

@@ -57,10 +57,8 @@ STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "at"
 class Candidates(NamedTuple):
     """Rows of some partitions that may be in the sample, and their number of rows per stratum.
 
-    ``rows`` has at most n + 1 rows of each stratum, and ``counts`` is of all rows. Columns of
-    ``rows`` are stratum, random number, hash of the id (or of file and position), partition, and
-    identity within the partition. Rows without a finite score are in neither, but counted in
-    ``unscored``.
+    ``rows`` has at most n + 1 rows of each stratum, and ``counts`` is of all rows. Rows without a
+    finite score are in neither, but counted in ``unscored``.
     """
 
     rows: pd.DataFrame
@@ -70,13 +68,10 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings of a stratified sample with at most `n` rows per stratum.
+    """Settings of a stratified sample, explained by `sample`.
 
-    A stratum is the rows with equal values in the columns `by`. Rows whose value in the column
-    `near` is close to `score` are more likely to be drawn; at the distance `width` from it, they
-    are half as likely. None in place of `near` makes all rows equally likely. `id_field` is the
-    column of ids, None to identify rows by file and position. `seed` is the seed of the hash, and
-    `select` a condition that rows of files must meet.
+    None in place of `near` makes all rows equally likely. Without `id_field`, rows are identified
+    by file and position. `select` is a condition that rows of files must meet.
     """
 
     n: int
@@ -96,10 +91,7 @@ class Draw:
         return tuple(dict.fromkeys(filter(None, names)))
 
     def check(self, frame: Frame, weight_field: str) -> None:
-        """Raise ValueError or TypeError unless the frame has the columns of strata, scores and ids.
-
-        It must not have a column `weight_field`. The frame may be empty.
-        """
+        """Raise an error unless `frame` has the columns to draw by, and lacks `weight_field`."""
         for name in (*self.by, self.id_field):
             ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
         if weight_field in map(str, frame.columns):
@@ -109,17 +101,13 @@ class Draw:
             )
 
     def keys(self, frame: Frame) -> np.ndarray:
-        """Return the hash of the seed and each row's id, uint64 (rows,); `id_field` must be set.
-
-        Raises ValueError for a row without an id.
-        """
+        """Return the hash of the seed and each row's id, uint64 (rows,); `id_field` must be set."""
         return id_keys(str(self.seed), frame, str(self.id_field))
 
     def sizes(self, frame: Frame) -> np.ndarray:
         """Return the relative probability to draw each row, float64 (rows,), from 0 to 1.
 
-        It is 1 at the score that rows should be near, or everywhere if there is no such score. It
-        is NaN for rows without a score, and 0 for infinite scores.
+        It is 1 everywhere if `near` is None; else it is NaN for rows without a score.
         """
         if self.near is None:
             return np.ones(len(frame))
@@ -127,12 +115,10 @@ class Draw:
         return 1 / (1 + np.abs(values - self.score) / self.width)
 
     def candidates(self, frame: Frame, keys: np.ndarray, part: int, at: np.ndarray) -> Candidates:
-        """Return the `n` + 1 rows of each stratum in a frame that have the smallest random numbers.
+        """Return up to `n` + 1 rows of each stratum in a frame, with the smallest random numbers.
 
-        The numbers are made from `keys`, hashes of the rows' ids, uint64 (rows,). `part` and `at`,
-        the index of the partition and each row's identity in it, become columns of the candidates.
-        Rows without a finite score are only counted. Raises ValueError if there are more than
-        10,000 strata.
+        `keys` are hashes of the rows' ids, uint64 (rows,). `part` is the index of the partition,
+        and `at` each row's identity in it.
         """
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)
@@ -146,11 +132,7 @@ class Draw:
         return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
 
     def join(self, parts: Sequence[Candidates]) -> Candidates:
-        """Join candidates of several partitions, keeping the first `n` + 1 rows of each stratum.
-
-        Rows of a stratum are ordered by their random numbers. Raises ValueError if there are more
-        than 10,000 strata.
-        """
+        """Join candidates of several partitions, keeping up to `n` + 1 rows of each stratum."""
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
         refuse_many(counts.index, MOST_STRATA)
         rows = _first(pd.concat([part.rows for part in parts]), self.n + 1)
@@ -162,12 +144,10 @@ class Draw:
         return candidates
 
     def weigh(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
-        """Return the first `n` rows of each stratum, with weights in the column `weight_field`.
+        """Return up to `n` rows of each stratum, with weights in the column `weight_field`.
 
-        `n` is the draw's. `candidates` have up to ``n + 1`` rows of each stratum, in random order.
-        A weight (float64) is one over the row's probability to be drawn: rows of the stratum over
-        rows drawn or, with `near`, a number of the row, at least 1. Rows are sorted by partition
-        and their identity in it.
+        A weight is one over the row's probability to be drawn. Rows are sorted by partition and
+        their identity in it.
         """
         rows, counts = candidates.rows, candidates.counts
         strata = rows.groupby(STRATUM, sort=False)
@@ -302,11 +282,8 @@ def draw_rows(
 ) -> pd.DataFrame:
     """Draw up to `n` rows of files at random; return them in the order of the files.
 
-    They have all columns, and no weights. All rows are returned if there are fewer. `select` is a
-    condition that all drawn rows meet; None draws the same rows as `sample` with this `seed` and
-    without strata. Texts are read only from row groups or ranges of lines that have drawn rows,
-    unless `select` needs them. With `on_error` "quarantine", unreadable rows are left out instead
-    of raising.
+    They have all columns, and no weights. `select` is a condition that all drawn rows meet; None
+    draws the same rows as `sample` with this `seed` and without strata.
     """
     draw = Draw(n, (), None, 0.0, 1.0, None, seed, select)
     with left_out_logged():
@@ -323,10 +300,7 @@ def _first(rows: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 class _Files:
-    """Rows of files to draw from, identified by file (or range of a file) and position in the file.
-
-    A position is a row number in Parquet, or the byte offset of a line.
-    """
+    """Rows of files to draw from, identified by file (or range) and position in the file."""
 
     def __init__(self, reader: FileReader, on_error: OnError) -> None:
         self.source, self.on_error = reader.find_parts(on_error), on_error
@@ -347,9 +321,7 @@ class _Files:
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Read the rows that `drawn` lists; return the readable rows of `drawn`, and the rows read.
 
-        `drawn` has a row for each row in the sample, with its file and position in the file, and is
-        sorted by these. Both results have this order. The rows read have all columns of the files.
-        `draw` has the settings of the sample.
+        `drawn` must be sorted by file and position. Both results have this order.
         """
         call, fields = dask.delayed(_rows_at, pure=True), self._fields(draw)
         by_piece = {n: drawn[AT][drawn[PART] == n].tolist() for n in drawn[PART].unique().tolist()}
@@ -371,10 +343,7 @@ class _Files:
 
 @dataclass(frozen=True)
 class _RowFilter:
-    """Filter that keeps the rows at given positions, sorted, while a file is read.
-
-    A position is a row number in Parquet, or the byte offset of a line.
-    """
+    """Filter that keeps the rows at some positions while a file is read."""
 
     read_fields: tuple[str, ...]
     numbers: list[int]
@@ -388,9 +357,8 @@ def _rows_at(
 ) -> tuple[pa.Table, np.ndarray]:
     """Read the rows at the ascending positions `numbers` in the file `part`, with all columns.
 
-    A position is a row number in Parquet, or the byte offset of a line. `fields` are the columns
-    that are read first, to find the rows. Returns the rows, and a mask of `numbers`, False for rows
-    that `on_error` "quarantine" leaves out because they are unreadable.
+    `fields` are read first, to find the rows. Returns the rows, and a mask of `numbers`, False for
+    unreadable rows.
     """
     rows, schema = _RowFilter(fields, numbers), replace(schema, has_positions=True)
     annotations = AnnotationReader(part, schema)
@@ -405,9 +373,8 @@ def _candidates_of_part(
 ) -> Candidates:
     """Read the files of `part`, and return the rows that may be in the sample.
 
-    `first` is the index of the part's first file (or range of a file) among those of all parts; a
-    row is identified by this index and its position. `names` are of the part's files, and are
-    hashed with the positions if the sample's settings `draw` have no column of ids.
+    `first` is the index of the part's first file (or range of a file) among the files of all parts.
+    `names`, of the part's files, are hashed with positions if there is no column of ids.
     """
     annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
@@ -424,10 +391,7 @@ def _candidates_of_part(
 
 
 class _Partitions:
-    """Rows of a frame to draw from, identified by Dask partition and hash of the id.
-
-    Raises ValueError if the sample has no column of ids.
-    """
+    """Rows of a frame to draw from, identified by Dask partition and hash of the id."""
 
     def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
         if draw.id_field is None:
@@ -447,9 +411,7 @@ class _Partitions:
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Compute the rows that `drawn` lists; return `drawn`, and these rows in its order.
 
-        `drawn` has a row for each row in the sample, with its partition and the hash of its id.
-        `draw` has the settings of the sample. If ids are not unique, more rows are returned, in any
-        order.
+        If ids are not unique, more rows are returned, in any order.
         """
         call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
         keys = drawn[KEY].to_numpy()

@@ -100,8 +100,7 @@ class Saved:
     def from_json(cls, content: bytes) -> Self:
         """Create an object from the content of a file that `save` wrote.
 
-        Raises ValueError if the content is invalid, or if its values do not match its digest.
-        Content without a digest is accepted.
+        Raises ValueError if the content is invalid, or does not match the digest in it.
         """
         try:
             values = json.loads(content)
@@ -120,10 +119,7 @@ class Saved:
         return result
 
     def check_saved(self) -> None:
-        """Raise ValueError if loaded values have the right types, but contradict each other.
-
-        A subclass overrides this; the default accepts all values.
-        """
+        """Raise ValueError if loaded values contradict each other; subclasses override it."""
 
 
 def write_file(
@@ -131,10 +127,7 @@ def write_file(
     content: bytes,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a whole file to a path or fsspec URL, replacing an earlier one.
-
-    `storage_options` are options for fsspec. Raises ValueError for a URL that cannot be written to.
-    """
+    """Write a whole file to a path or fsspec URL, replacing an earlier one."""
     folder, name = posixpath.split(os.fspath(path))
     if "://" not in folder:
         replace_file(Path(path), content)
@@ -160,8 +153,7 @@ def _encoded(value: Any, hint: Any = Any) -> Any:
 def _decoded(value: Any, hint: Any, where: str) -> Any:
     """Convert JSON data to the type `hint`, as the inverse of `_encoded`.
 
-    Numbers and texts are checked, not converted. `where` describes the data in errors. Raises
-    ValueError for data that do not fit, and TypeError if a dataclass lacks a field.
+    Numbers and texts are checked, not converted. `where` describes the data in errors.
     """
     kinds = kinds_of(hint)
     if value is None and NoneType in get_args(hint):

@@ -58,11 +58,7 @@ class ApplyThresholds(Declared, RowFilter):
     _file: ClassVar[str | None] = None  # file that the thresholds were loaded from
 
     def check_together(self) -> None:
-        """Load the thresholds if they are a path, and check the names of the new columns.
-
-        Raises ValueError if both columns have the same name, or if `probability_field` is set, but
-        the thresholds have no calibration. Raises the errors of `Thresholds.load`.
-        """
+        """Load the thresholds if they are a path, and check the names of the new columns."""
         if not isinstance(self.thresholds, Thresholds):
             self._set("_file", redacted(str(self.thresholds)))
             self._set("thresholds", Thresholds.load(self.thresholds))
@@ -76,11 +72,7 @@ class ApplyThresholds(Declared, RowFilter):
             )
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code, with the path instead of the thresholds.
-
-        `show` formats the other arguments. Thresholds that were not loaded from a file appear as
-        ``<thresholds of SCORE>``.
-        """
+        """Return the constructor call, with thresholds as their file's path or a placeholder."""
         known, file = self.thresholds, self._file
         name = f"<thresholds of {visible(known.score, '')}>" if file is None else repr(file)
         return super().code(lambda value: name if value is known else show(value))
@@ -101,10 +93,7 @@ class ApplyThresholds(Declared, RowFilter):
         return self.keep_field is None
 
     def schema(self) -> pa.Schema:
-        """Return the fields of the new columns: decision (bool) and probability (float32).
-
-        A field is left out if its setting, `keep_field` or `probability_field`, is None.
-        """
+        """Return the fields of new columns, if named: decision (bool), probability (float32)."""
         fields = []
         if self.keep_field is not None:
             fields.append(pa.field(self.keep_field, pa.bool_(), nullable=False))
@@ -113,20 +102,13 @@ class ApplyThresholds(Declared, RowFilter):
         return pa.schema(fields)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, by name; a digest stands for the thresholds.
-
-        Score, column of groups and target of the thresholds are added, for people.
-        """
+        """Return settings that change results and, for people, facts on the thresholds, by name."""
         known = self.thresholds
         about = {"score": known.score, "by": known.by, known.target: known.value}
         return {**about, **super().identity(), "thresholds": known.digest()}
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError or TypeError unless `frame` has the columns to read.
-
-        It must not have the new columns, for decision and probability, unless `overwrite` is set.
-        The frame may be empty.
-        """
+        """Raise an error unless `frame` has the columns to read, and new ones can be added."""
         self.columns.check(frame)
         names, columns = self.schema().names, [*map(str, frame.columns)]
         check_are_new(names, columns, self.read_fields, self.overwrite)
@@ -136,11 +118,7 @@ class ApplyThresholds(Declared, RowFilter):
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return a frame with the columns of decision and probability, if named, and the rows kept.
-
-        `frame` is a pandas or cudf frame, and is not changed. No row is dropped if `keep_field` is
-        set. `meta_dtypes` is not used.
-        """
+        """Return a frame with decisions and probabilities, if named, and the rows kept."""
         plain = to_pandas(frame[[*self.read_fields]])
         keep, schema = self._keep(plain), self.schema()
         if schema.names:
@@ -153,18 +131,13 @@ class ApplyThresholds(Declared, RowFilter):
         return backend_of(frame).take_rows(frame, keep) if self.drops_rows else frame
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of rows whose score reaches their group's threshold, bool (rows,).
-
-        `columns` has the columns of scores and groups. Within a job, rows read and dropped are
-        added to the job's counts.
-        """
+        """Return the mask of rows whose score reaches their group's threshold, bool (rows,)."""
         return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
         """Return the mask of rows whose score reaches their group's threshold, bool (rows,).
 
-        `frame` is a pandas frame with the columns of scores and groups. Within a job, rows read and
-        dropped are added to the job's counts, unless `keep_field` keeps all rows.
+        Within a job, rows are counted for its report, unless `keep_field` keeps all of them.
         """
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)
@@ -185,9 +158,7 @@ class ApplyThresholds(Declared, RowFilter):
     def _probabilities(self, frame: Any) -> np.ndarray | None:
         """Return the calibrated probability of a positive label for each row, float64 (rows,).
 
-        NaN if the row has no score, or its group no calibration. None if `probability_field` is not
-        set, so that no column needs them. `frame` is a pandas frame with the columns of scores and
-        groups.
+        NaN without a score or a calibration; None if `probability_field` is not set.
         """
         if self.probability_field is None:
             return None

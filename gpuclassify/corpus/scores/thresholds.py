@@ -375,9 +375,7 @@ class _LabelColumns:
         """Return labelled rows by group, and the number of rows left out.
 
         Rows without a label, a finite score or a weight above 0 are left out. A group's key is its
-        value as JSON text, such as ``'"de"'``; "null" without a column of groups. Its rows are
-        sorted by descending score. Raises ValueError if no row is left, or if all or none have a
-        positive label; TypeError or ValueError if a column is missing or of another type.
+        value as JSON, and its rows are sorted by descending score.
         """
         frame = as_dask(labelled)
         names = [*filter(None, [self.label, self.weight])]
@@ -405,12 +403,7 @@ class _LabelColumns:
         return groups, left_out
 
     def part(self, frame: Frame) -> PartRows:
-        """Read the labelled rows of one partition.
-
-        Returns the rows by group, unsorted, the number of rows without label, finite score or
-        weight above 0, and up to ten of the labels as text. Raises TypeError or ValueError for
-        labels or weights that cannot be used.
-        """
+        """Read the labelled rows of one partition."""
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
         scores = self.scores.values(frame, *self.scores.names)
@@ -432,10 +425,7 @@ class _LabelColumns:
         return by_group, int((~is_used).sum()), labels
 
     def _refuse_others(self, column: Any) -> None:
-        """Raise TypeError unless labels are true and false, or 1 and 0, or null.
-
-        A column with a dtype of text is refused even if all labels are null.
-        """
+        """Raise TypeError if there are labels other than true, false, 1, 0 and null."""
         known = column.dropna()
         others = known[~known.isin([0, 1])].unique()[:MOST_NAMED].tolist()
         if others or (column.dtype.kind in "OU" and column.dtype != object):
@@ -462,10 +452,7 @@ class _Sums(NamedTuple):
 
     @classmethod
     def of(cls, weights: np.ndarray | None, mask: np.ndarray | None, last: np.ndarray) -> _Sums:
-        """Sum the weights of rows, sorted by descending score, up to and with each index in `last`.
-
-        Without `weights` each row counts 1, and without `mask` all rows count.
-        """
+        """Sum weights of rows, sorted by descending score, up to and with each index in `last`."""
         if weights is None:
             counts = last + 1 if mask is None else np.cumsum(mask)[last]
             return cls(counts, counts)
@@ -478,11 +465,10 @@ def _fit_group(
 ) -> GroupThreshold:
     """Find a group's minimum score to keep so that `target`, such as "precision", reaches `value`.
 
-    It is the lowest such score for "precision", else the highest. `rows` are sorted as by
-    `Labelled.of`. With `cautious`, the lower end of the target's 95% interval must reach `value`.
-    The ends of the threshold's interval are found by the same rule from the ends of the target's
-    interval. If no score reaches `value`, threshold or end is None. `calibration`, "isotonic" or
-    "sigmoid", also fits probabilities; None does not.
+    It is the lowest such score for "precision", else the highest; None if there is none. `rows` are
+    sorted as by `Labelled.of`. With `cautious`, the lower end of the target's 95% interval must
+    reach `value`. The ends of the threshold's interval are found in the same way, from the ends of
+    the target's interval.
     """
     # Last row of each distinct score, because rows with equal scores are kept together.
     last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))
@@ -490,11 +476,9 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, indices: Any) -> tuple[Any, Any]:
-        """Return the share `name`, such as "precision", at some thresholds, and its denominator.
+        """Return the share `name`, such as "precision", at some thresholds, and its effective rows.
 
-        `indices`, a number or slice, are of the thresholds among the distinct scores, in descending
-        order. The denominator is the effective number of rows: unweighted rows that give the share
-        the same variance.
+        `indices`, a number or slice, are of the distinct scores, in descending order.
         """
         part = kept if name == "keep_share" else right
         whole, at = (kept, indices) if name == "precision" else (part, -1)
@@ -562,10 +546,7 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return the name and value of the only target that is not None, such as ("precision", 0.9).
-
-    `targets` are by name. Raises TypeError or ValueError unless one is set, to a share above 0.
-    """
+    """Return the name and value of the only target that is not None, such as ("precision", 0.9)."""
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         raise ValueError(
@@ -580,11 +561,7 @@ def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
 
 
 def _unreached(target: str, value: float, cautious: bool, groups: Iterable[GroupThreshold]) -> str:
-    """Format a message that no threshold of `groups` reaches `value`, with the best value reached.
-
-    `target` names the figure that must reach it, such as "precision". With `cautious`, the lower
-    end of its 95% interval must, and the best lower end is named.
-    """
+    """Format a message that no threshold of `groups` reaches `value`, with the best value."""
     best = math.floor(1_000 * max(group.best_precision for group in groups)) / 1_000
     which = "lower end" if cautious else target
     return (
@@ -594,10 +571,7 @@ def _unreached(target: str, value: float, cautious: bool, groups: Iterable[Group
 
 
 def _counts(few: Mapping[Any, Sequence[int]]) -> str:
-    """Format groups with their numbers of labelled and positive rows, smallest first.
-
-    Up to ten groups are named; the others are counted.
-    """
+    """Format up to ten groups with their numbers of labelled and positive rows, smallest first."""
     counts = ((group_key(value), pair) for value, pair in few.items())
     ordered = sorted(counts, key=lambda pair: (pair[1][0], pair[0]))
     shown = ", ".join(

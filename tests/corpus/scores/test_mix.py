@@ -196,7 +196,7 @@ def test_results_of_partitions_are_joined_by_tree(read):
         ({"tokens": pd.array([None] * 6_000, "Int64")}, {}, "6,000 rows have no token"),
         ({"topic": None}, {}, "no row matches; cells are null, 0, null, 1"),
         ({}, {"by": "id", "weights": None}, "more than 1,000 groups"),
-        ({"weight": 1}, {"by": ["topic", "weight"], "weights": None}, "rename the column"),
+        ({"weight": 1}, {"by": ["topic", "weight"], "weights": None}, "so rename the column"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(change, options, message):
