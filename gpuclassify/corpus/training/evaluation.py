@@ -201,8 +201,7 @@ class Evaluation:
     def card(self, name: str, record: Mapping[str, Any]) -> str:
         """Render the head's model card (README.md) as Markdown.
 
-        `name` is the name of the head's directory, and `record` the training record of the head, as
-        in `TrainedHead.record`.
+        `name` is the name of the head's directory, and `record` is `TrainedHead.record`.
         """
         settings = record["settings"]
         arguments = [f"{key}={value!r}" for key, value in record["reading"].items()]
@@ -280,13 +279,11 @@ def evaluate(
 ) -> Evaluation:
     """Compare the outputs of a head (a small network on embeddings) with annotated labels.
 
-    `outputs` are float32 (rows, outputs), before softmax or sigmoid; their names are `labels`.
-    `targets` are the annotations of the same rows, as ``task.targets`` returns them. `groups`,
-    int64 (rows,), are equal for rows that are not independent; with None, all rows are independent.
-    `folds` is the number of heads of a cross-validation, or None. `bounds` are the lowest and
-    highest grade that a regression was trained on, or None if its labels were not grades. Rounded
-    scores are clipped to the range of these and the evaluated grades. `about` are tables to show,
-    by title. Raises ModuleNotFoundError if scikit-learn or scipy is missing.
+    `outputs` are float32 (rows, outputs), before softmax or sigmoid, and `targets` are a result of
+    ``task.targets``. Rows with equal `groups` are not independent; with None, all rows are
+    independent. `folds` is the number of heads of a cross-validation, or None. `bounds` are the
+    lowest and highest grade that a regression was trained on, or None if its labels were not
+    grades. `about` are tables to show, by title.
     """
     require_libraries("evaluating a head")
     scores = task.scores(outputs)
@@ -311,10 +308,7 @@ def evaluate(
 
 
 def require_libraries(action: str) -> None:
-    """Raise ModuleNotFoundError if scikit-learn or scipy is missing, with the extra to install.
-
-    `action`, such as "evaluating a head", begins the message.
-    """
+    """Raise ModuleNotFoundError if scikit-learn or scipy, which `action` needs, is missing."""
     for module in ("scipy", "sklearn"):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"{action} needs {module}: {install('train')}", name=module)
@@ -407,9 +401,7 @@ def _evaluate_decisions(
     """Compare annotated and predicted labels: tables, and a function that computes figures.
 
     `targets` (annotated) and `decided` (predicted) are indices in `labels`, int64 (rows,). Tables
-    are `labels`, `baseline` and `confusion` of `Evaluation`, by name. The function is for the
-    bootstrap: from row indices to a dict of ``accuracy`` and ``macro_f1``, the mean over labels
-    that are annotated or predicted in these rows.
+    are attributes of `Evaluation` by name. The function is for `bootstrap`.
     """
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -449,8 +441,7 @@ def _label_figures(precision: float, recall: float, f1: float, count: int) -> di
 def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
     """Compute a precision-recall curve for each label that at least ten rows have, and ten lack.
 
-    `scores` and `has_label`, bool, are (rows, labels). Returns `curves` of `Evaluation`, a list of
-    [threshold, precision, recall, share of rows kept] by label, and `undrawn`, the other labels.
+    `scores` and `has_label` are (rows, labels). Returns `curves` and `undrawn` of `Evaluation`.
     """
     from sklearn.metrics import precision_recall_curve
 
@@ -468,8 +459,7 @@ def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) ->
 def _areas(scores: np.ndarray, has_label: np.ndarray) -> list[float | None]:
     """Compute the area under each label's ROC curve by Mann and Whitney's U statistic.
 
-    `scores` and `has_label`, bool, are (rows, labels). None for a label of all rows, or of no row.
-    scikit-learn's roc_auc_score takes milliseconds per column, too long for a bootstrap.
+    None for a label of all rows, or of no row. scikit-learn's function is too slow for a bootstrap.
     """
     from scipy.stats import rankdata
 
@@ -489,8 +479,7 @@ def _errors(errors: np.ndarray) -> dict[str, float]:
 def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
     """Return a histogram of `scores` for each bin of `numbers`, the rows' annotated values.
 
-    Bins of `numbers` begin at `edges`. ``spread`` of the result is a list of [edge, counts], with
-    counts of scores in 24 equal bins from ``lowest`` to ``highest``.
+    Bins of `numbers` begin at `edges`. Returns `spread`, `lowest` and `highest` of `Evaluation`.
     """
     bins = np.searchsorted(edges, numbers, side="right") - 1
     lowest, highest = float(scores.min()), float(scores.max())

@@ -75,10 +75,9 @@ RECIPES = {
 class Fit:
     """Training of a head's layers on examples, with the `settings` of `TrainedHead.fit`.
 
-    `outputs` are the names of the head's outputs. `train` has the examples to learn, and
-    `validation` those that select the penalty or the epoch. Training fills `record`. For a linear
-    head, it has ``penalty`` and ``losses``, the validation losses by penalty as text. For other
-    heads, it has ``epochs``, the number of epochs run, and ``best_epoch``, from 1.
+    `outputs` are the names of the head's outputs. The `validation` examples select the penalty or
+    the epoch. Training fills `record`: ``penalty`` and ``losses`` (by penalty) for a linear head,
+    else ``epochs`` (number run) and ``best_epoch``, from 1.
     """
 
     task: Task
@@ -91,9 +90,8 @@ class Fit:
     def layers(self, embedder: Embedder) -> list[Layer]:
         """Train the head; return (weight, bias) of each layer, for the best penalty or epoch.
 
-        `embedder` is the embedding model, used only for ``kind="pooler"``, which trains a copy of
-        its pooler. torch's random state and number of threads are restored. Raises ArithmeticError
-        if training diverges in the first epoch.
+        `embedder` is used only for ``kind="pooler"``. torch's random state and number of threads
+        are restored. Raises ArithmeticError if training diverges in the first epoch.
         """
         import torch
         from threadpoolctl import threadpool_limits
@@ -141,11 +139,7 @@ class Fit:
         return [_unstretched(first, mean, deviation), last]
 
     def _pooler(self, embedder: Embedder) -> list[Layer]:
-        """Train a copy of the embedding model's pooler, and a classifier.
-
-        The best epoch has the highest macro-F1 of rounded scores if labels are the grades of a
-        regression, else the least loss.
-        """
+        """Train a copy of the embedding model's pooler, and a classifier."""
         from sklearn.metrics import f1_score
         from torch import nn
 
@@ -169,8 +163,7 @@ class Fit:
         """Train a network in place, and restore the weights of its best epoch.
 
         That epoch has the highest `quality` of outputs and targets on the validation part, or the
-        least loss if `quality` is None. Fills `record`, and stops early after the recipe's
-        `patience` epochs without improvement. Raises ArithmeticError if the first epoch diverges.
+        least loss if `quality` is None.
         """
         import torch
 
@@ -239,10 +232,7 @@ def _layers_of(network: nn.Sequential) -> list[Layer]:
 
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and standard deviation of each dimension, to standardize embeddings.
-
-    Dimensions that hardly vary have the deviation 1.
-    """
+    """Return the mean and deviation of each dimension, with 1 for a deviation that is almost 0."""
     deviation = vectors.std(axis=0, dtype=np.float64)
     return vectors.mean(axis=0, dtype=np.float64), np.where(deviation > _LEAST, deviation, 1)
 
@@ -257,9 +247,8 @@ def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer
 def pooler_embedder(backbone: Embedder | str) -> Embedder:
     """Return an embedder whose embedding is the state of ``[CLS]``, the input of a BERT's pooler.
 
-    `backbone` is an embedder, which is returned unchanged, or the name of a model, for an embedder
-    that reads as many tokens as the model can. Raises CheckpointError if the model is no BERT, and
-    ValueError for an embedder that pools otherwise, normalizes, or adds a prompt.
+    An `Embedder` as `backbone` is checked, and returned unchanged. For the name of a model, the
+    embedder reads as many tokens as the model can.
     """
     settings: dict[str, Any] = {"pooling": "cls", "normalize": False, "prompt": ""}
     embedder = backbone if isinstance(backbone, Embedder) else Embedder(model=backbone, **settings)
@@ -282,11 +271,7 @@ def pooler_embedder(backbone: Embedder | str) -> Embedder:
 
 
 def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> None:
-    """Write a head and its frozen model as one BertForSequenceClassification, with the tokenizer.
-
-    `network` is the head, with two layers, pooler and classifier. `embedder` has the frozen model.
-    `folder` is the directory to write to.
-    """
+    """Write a pooler head and its model as one BertForSequenceClassification with the tokenizer."""
     import torch
 
     from gpuclassify.models.transformers_state import quiet_transformers
@@ -307,10 +292,7 @@ def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> N
 
 
 def read_layers(folder: Path) -> list[Layer]:
-    """Read the layers of a head from a saved BertForSequenceClassification.
-
-    They are pooler and classifier, each a pair of weight and bias.
-    """
+    """Read pooler and classifier from the directory of a saved BertForSequenceClassification."""
     from safetensors import safe_open
 
     with safe_open(folder / WEIGHTS, "np") as tensors:

@@ -36,9 +36,8 @@ _DIGEST = "sha256"
 class LabelledRows:
     """Labels, groups and embeddings of the rows with a text and a label, in the dataset's order.
 
-    Rows are in one group if they have the same text, or the same value in the column of groups,
-    unless this would make a group too large: see `join_groups`. A null value makes no group.
-    Rows without a text or a label are left out, and counted.
+    Rows are in one group if they have the same text, or the same value (not null) in the column of
+    groups, unless this would make a group too large: see `join_groups`.
     """
 
     labels: pd.Series  # values of the label column
@@ -62,10 +61,7 @@ class LabelColumns:
         return [self.label] if self.group in (None, self.label) else [self.label, self.group]
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError unless `frame` has each column once, and texts a column of their own.
-
-        Raises TypeError unless texts are strings.
-        """
+        """Raise an error unless `frame` has each column once, and the texts are strings."""
         known = list(map(str, frame.columns))
         arguments = {"text_field": self.text, "label_field": self.label, "group": self.group}
         for argument, name in arguments.items():
@@ -85,12 +81,9 @@ def read_labels(
 ) -> LabelledRows:
     """Read labels and groups of a dataset, and embed its texts.
 
-    `columns` names the columns; the `text_field` of `embedder` is ignored. A Dask dataset is
-    persisted on the workers meanwhile, so that it is computed once. `directory` caches embeddings,
-    unless it is None: files are named by a digest of the texts, in order, of the embedder's
-    settings, and of the model's commit or directory. Logs a warning if rows are left out, or if
-    texts remain in several groups. Raises the errors of `LabelColumns.check`, and ValueError if no
-    row has a text and a label.
+    The `text_field` of `embedder` is ignored. A Dask dataset is persisted on the workers meanwhile,
+    so that it is computed once. `directory` caches embeddings, unless it is None. Logs a warning if
+    rows are left out, or if texts remain in several groups.
     """
     is_lazy = dask.is_dask_collection(dataset)
     columns.check(dataset._meta if is_lazy else dataset)
@@ -129,10 +122,7 @@ def read_labels(
 
 
 def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
-    """Return each row's label, group and MD5 of the text (two int64), and whether it has a text.
-
-    Columns are ``label``, ``has_text``, ``group`` (if one is named), ``digest`` and ``digest_end``.
-    """
+    """Return each row's label, group and MD5 of the text (two int64), and whether it has a text."""
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
     plain = to_pandas(frame[columns.others]).reset_index(drop=True)
     has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]
@@ -153,10 +143,9 @@ def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
 def _cached(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """Return embeddings from a file in `directory`; if there is none, call `make` and save them.
+    """Return embeddings from a file in `directory`; without a valid one, call `make` and save them.
 
-    A digest of `embedder` and `digests`, which stand for the texts, is the file's name. A damaged
-    file is replaced. If `directory` is None, `make` is called, and nothing is saved.
+    `embedder` and `digests` identify the file. Nothing is saved if `directory` is None.
     """
     from safetensors.numpy import save_file
 

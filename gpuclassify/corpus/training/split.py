@@ -18,15 +18,11 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
     """Split rows into train, validation and test part (80%, 10%, 10%), without dividing groups.
 
     Returns the sorted row indices of each part, by its name. `groups`, int64 (rows,), are equal for
-    rows of a group. `strata`, int64 (rows,) from 0, should have equal shares in all parts; the
-    stratum of a group is its most common one.
-
-    Groups are sorted by stratum, then by size (largest first), and randomly if these are equal.
-    Each is assigned to the part that lacks most rows of its share so far, unless it is larger than
-    the rest of the part's whole share. Then groups of the train part fill up the other parts as far
-    as they fit. The train part keeps a group of each stratum if possible. scikit-learn's
-    StratifiedGroupKFold takes a millisecond or two per group, longer than embedding a text. Raises
+    rows of a group. `strata`, int64 (rows,) from 0, should have similar shares in all parts. Raises
     ValueError if there are fewer than three groups.
+
+    scikit-learn's StratifiedGroupKFold takes a millisecond or two per group, longer than embedding
+    a text.
     """
     groups, counts = _counted(strata, groups)
     if len(counts) < len(PARTS):
@@ -46,9 +42,8 @@ def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[st
     """Split rows ten times for cross-validation, so that each row is in one test part.
 
     Returns, for each split, sorted row indices by name of the part: "train", "validation" and
-    "test". `strata` and `groups` are int64 (rows,). Groups are sorted by stratum, by size and
-    randomly, and assigned to ten folds in turn. Each fold is a test part once, and a validation
-    part once. There are fewer folds and splits if there are fewer groups.
+    "test". `strata` and `groups` are int64 (rows,). There are fewer splits if there are fewer
+    groups.
     """
     groups, counts = _counted(strata, groups)
     chance = np.random.default_rng(seed).permutation(len(counts))
@@ -76,8 +71,7 @@ def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.nda
 class _Deal:
     """Assignment of groups of rows to parts: 0 is train, 1 validation, and 2 test.
 
-    ``part_of`` has the part of each group; at first all are in the train part. `counts` has the
-    number of rows of each group and stratum, int64 (groups, strata).
+    ``part_of`` has the part of each group, at first 0. `counts` are from `_counted`.
     """
 
     def __init__(self, counts: np.ndarray) -> None:
@@ -91,11 +85,11 @@ class _Deal:
         self.trained = counts.sum(axis=0)  # rows of the train part by stratum
 
     def deal(self, order: np.ndarray) -> None:
-        """Assign each group to the part that lacks most rows of its share of those assigned so far.
+        """Assign each group to the part that is the most rows below its share of those assigned.
 
-        `order` lists the indices of all groups in the order of assignment. A group that is too
-        large for the rest of a part's final share does not go there. The first group of each
-        stratum stays in the train part.
+        `order` lists the indices of all groups in the order of assignment. Validation and test take
+        no group that is larger than the rest of their final share; the train part takes groups of
+        any size. The first group in `order` with rows of a stratum goes to the train part.
         """
         so_far = [0.0] * len(PARTS)
         trains = set(order[(self.counts[order] > 0).argmax(axis=0)].tolist())  # one per stratum
@@ -110,12 +104,10 @@ class _Deal:
                 self._move(group, part)
 
     def fill(self, largest_first: np.ndarray) -> None:
-        """Move groups from the train part to validation and test, up to their shares of the rows.
+        """Move groups between the train part and the others, to bring sizes nearer to the shares.
 
-        `largest_first` are the indices of all groups by number of rows. A part that is still empty
-        gets the smallest group of the train part whose strata also occur in other groups there, or
-        else the smallest. The last moves, in both directions, bring the numbers nearer to the
-        shares.
+        `largest_first` are the indices of all groups by number of rows. A part that is empty gets a
+        group in any case.
         """
         held_out = range(1, len(PARTS))
         for part in held_out:
@@ -134,9 +126,7 @@ class _Deal:
     def _move_nearer(self, part: int, order: np.ndarray) -> bool:
         """Move one group to or from a part if that brings its number of rows nearer to its share.
 
-        `part` is 1, validation, or 2, test. Groups come from or go to the train part. The group
-        that brings it nearest is moved, the first one in `order`, group indices, if several do.
-        Returns whether a group was moved.
+        `part` is 1 or 2, and the other part is 0, train. Returns whether a group was moved.
         """
         lacking, parts = self.lacking[part], self.part_of[order]
         moves = np.where(parts == part, -1, 1) * self.sizes[order]
@@ -168,11 +158,10 @@ class _Deal:
 def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]:
     """Join groups that share a text, unless the joined group is too large for the train part.
 
-    `groups` and `texts` are each row's group and text, int64 (rows,), numbered from 0. A text joins
-    all groups that contain it. Texts in few groups are used first, because a text in very many,
-    such as an error page, would join everything. A text that would make a group larger than both
-    80% of the rows and the largest one in `groups` is not used, nor are all later ones. Returns
-    the joined group of each row, and the number of texts that are still in several groups.
+    `groups` and `texts` are each row's group and text, int64 (rows,), numbered from 0. Texts in few
+    groups are used first, because a text in very many, such as an error page, would join
+    everything. Returns the joined group of each row, and the number of texts that are still in
+    several groups.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -186,10 +175,7 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     rank[shared[np.argsort(group_counts[shared], kind="stable")]] = np.arange(len(shared))
 
     def joined(count: int) -> np.ndarray:
-        """Return each row's group after each of the first `count` texts joins the groups with it.
-
-        Texts that are in several groups are ordered by the number of groups, fewest first.
-        """
+        """Return each row's group if the `count` shared texts in the fewest groups join these."""
         is_first = rank[pair_texts] < count
         ends = pair_groups[is_first], nodes + pair_texts[is_first]
         edges = coo_array(
@@ -213,9 +199,8 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
 def refuse_small(parts: Mapping[str, np.ndarray], groups: np.ndarray) -> None:
     """Raise ValueError if large groups leave the validation or test part too few rows.
 
-    Each of these parts should have 10% of all rows. Too few are fewer than half of this number and
-    fewer than 100. `parts` has row indices by name of the part. `groups` are the groups of all
-    rows, (rows,); the message has the size of the largest.
+    Too few are fewer than half of its share, and fewer than 100. `parts` has row indices by name of
+    the part, and `groups` the group of every row.
     """
     rows = len(groups)
     for name in PARTS[1:]:

@@ -27,7 +27,8 @@ _SHOWN = 5
 class Task(ABC):
     """Base class of tasks, which convert labels to numbers and fit a linear model to them.
 
-    A task is what a head learns: one of several classes, several labels per text, or a number.
+    In methods, `targets` are labels as numbers, and `outputs` the names of the head's outputs,
+    except in `losses` and `scores`, where `outputs` are logits (rows, outputs).
     """
 
     name: ClassVar[str]
@@ -51,23 +52,18 @@ class Task(ABC):
     def targets(self, labels: Sequence[Any], outputs: tuple[str, ...]) -> np.ndarray:
         """Convert labels to an array of numbers to train on, with a row per label.
 
-        `outputs` are the names of the head's outputs. Raises ValueError if a label is not among
-        them.
+        Raises ValueError if a label is not in `outputs`.
         """
 
     @abstractmethod
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-        """Raise ValueError if there is nothing to learn, such as if all labels are the same.
-
-        `targets` are the labels as numbers, and `outputs` the names of the head's outputs.
-        """
+        """Raise ValueError if there is nothing to learn, such as if all labels are the same."""
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
         """Count the rows of each label, by name, to check that every part has some.
 
-        `targets` are the labels as numbers, and `outputs` the names of the labels. With several
-        labels per text, the rows without each label are counted, too, by "not " and the label. The
-        result is empty for a regression, which has no labels to count.
+        With several labels per text, the rows without each label are counted, too, by "not " and
+        the label. Empty for a regression.
         """
         return {}
 
@@ -75,8 +71,7 @@ class Task(ABC):
     def strata(self, targets: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
         """Return the stratum of each row for a stratified split, int64 (rows,) from 0.
 
-        `targets` are the labels as numbers. Strata are made from the targets `known`; by default,
-        from `targets` themselves.
+        Strata are made from the targets `known`; by default, from `targets` themselves.
         """
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
@@ -88,27 +83,20 @@ class Task(ABC):
 
     @abstractmethod
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the loss of each row, float32 (rows,).
-
-        `outputs` are logits, (rows, outputs), and `targets` the labels as numbers.
-        """
+        """Compute the loss of each row, float32 (rows,), from logits."""
 
     @abstractmethod
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a linear model of scikit-learn; return its weight and bias.
+        """Fit a linear model; return its weight (outputs, dimensions) and bias (outputs,).
 
-        Their shapes are (outputs, dimensions) and (outputs,). `vectors` are embeddings (rows,
-        dimensions), `targets` the labels as numbers, and `weights` (rows,). `penalty` is the
+        `vectors` are embeddings (rows, dimensions), and `weights` are of the rows. `penalty` is the
         strength of the penalty on the squared weights, relative to the sum of the losses over rows.
         """
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert a head's logits (rows, outputs) to scores, such as probabilities.
-
-        They have the same shape.
-        """
+        """Convert logits to scores, such as probabilities, of the same shape."""
         return outputs
 
 
@@ -119,10 +107,7 @@ class Classes(Task):
     problem_type = SINGLE_LABEL
 
     def read(self, labels: pd.Series) -> list[str]:
-        """Convert labels (texts, whole numbers or booleans) to texts, such as "3" or "True".
-
-        Whole numbers may be floats. Raises TypeError for other values.
-        """
+        """Convert labels (texts, whole numbers or booleans) to texts, such as "3" or "True"."""
         return [_class_name(value, self.label_field) for value in labels.tolist()]
 
     def outputs(self, labels: Sequence[str]) -> tuple[str, ...]:
@@ -130,10 +115,7 @@ class Classes(Task):
         return _in_order(set(labels))
 
     def targets(self, labels: Sequence[str], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return the index of each row's label in `outputs`, int64 (rows,).
-
-        Raises ValueError for a label that is not in `outputs`.
-        """
+        """Return the index of each row's label in `outputs`, int64 (rows,)."""
         return np.array(_indices(labels, outputs, self.label_field), dtype=np.int64)
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
@@ -145,26 +127,16 @@ class Classes(Task):
             )
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Return the number of rows of each label, by label.
-
-        `targets` are indices of labels in `outputs`.
-        """
+        """Return the number of rows of each label, by label."""
         counts = np.bincount(targets, minlength=len(outputs)).tolist()
         return dict(zip(outputs, counts, strict=True))
 
     def strata(self, targets: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
-        """Return the index of each row's label as its stratum, for a stratified split.
-
-        The train, validation and test part then have similar shares of each label. `targets` are
-        these indices already, and `known` is not used.
-        """
+        """Return the index of each row's label as its stratum; `known` is not used."""
         return targets
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the cross-entropy of each row, float32 (rows,), from logits and label indices.
-
-        `outputs` are the logits, (rows, labels), and `targets` the indices.
-        """
+        """Compute the cross-entropy of each row, float32 (rows,)."""
         from torch.nn import functional as F
 
         return F.cross_entropy(outputs, targets, reduction="none")
@@ -172,10 +144,9 @@ class Classes(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a LogisticRegression; return its weight and bias.
+        """Fit a LogisticRegression; return its weight and bias, with a row for each label.
 
-        They have a row for each label, also if there are two: then the first output is always 0.
-        `penalty` is the inverse of scikit-learn's ``C``.
+        If there are two labels, the output of the first one is always 0.
         """
         weight, bias = _logistic(vectors, targets, weights, penalty)
         if len(weight) == 1:
@@ -194,10 +165,7 @@ class MultiLabel(Task):
     problem_type = MULTI_LABEL
 
     def read(self, labels: pd.Series) -> list[list[str]]:
-        """Convert lists of labels (texts, whole numbers or booleans) to lists of texts.
-
-        Whole numbers may be floats. Raises TypeError for other values.
-        """
+        """Convert lists of labels (texts, whole numbers or booleans) to lists of texts."""
         rows = labels.tolist()
         for row in rows:
             if isinstance(row, str) or not isinstance(row, Iterable):
@@ -214,10 +182,7 @@ class MultiLabel(Task):
         return _in_order({label for row in labels for label in row})
 
     def targets(self, labels: Sequence[Sequence[str]], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return multi-hot labels, float32 (rows, labels).
-
-        Raises ValueError for a label that is not in `outputs`.
-        """
+        """Return multi-hot labels, float32 (rows, labels)."""
         targets = np.zeros((len(labels), len(outputs)), dtype=np.float32)
         for target, row in zip(targets, labels, strict=True):
             target[_indices(row, outputs, self.label_field)] = 1
@@ -229,10 +194,7 @@ class MultiLabel(Task):
             raise ValueError(f"no row of {self.label_field!r} has a label: a head needs one")
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Return the number of rows with each label, by label.
-
-        The number of rows without it is the value of "not " and the label.
-        """
+        """Count the rows with each label and, under "not " and the label, the rows without it."""
         counts = targets.sum(axis=0).astype(int).tolist()
         without = {f"not {name}": len(targets) - n for name, n in zip(outputs, counts, strict=True)}
         return dict(zip(outputs, counts, strict=True)) | without
@@ -240,8 +202,7 @@ class MultiLabel(Task):
     def strata(self, targets: np.ndarray, known: np.ndarray | None = None) -> np.ndarray:
         """Return the index of each row's rarest label; rows without a label get the next index.
 
-        `targets` are 1 for the labels of a row, else 0, (rows, labels). Labels are counted in
-        `known`, of the same form; by default in `targets`.
+        Labels are counted in `known`; by default, in `targets`.
         """
         counted = targets if known is None else known
         rarest_first = np.argsort(counted.sum(axis=0), kind="stable")
@@ -257,10 +218,7 @@ class MultiLabel(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a LogisticRegression for each label; return their stacked weights and biases.
-
-        `penalty` is the inverse of scikit-learn's ``C``.
-        """
+        """Fit a LogisticRegression for each label; return their stacked weights and biases."""
         layers = [_logistic(vectors, column, weights, penalty) for column in targets.T]
         return np.vstack([weight for weight, _ in layers]), np.hstack([bias for _, bias in layers])
 
@@ -276,10 +234,7 @@ class Regression(Task):
     problem_type = REGRESSION
 
     def read(self, labels: pd.Series) -> list[float]:
-        """Convert a column of numbers or booleans to a list of floats.
-
-        Raises TypeError for texts and other values, and ValueError for infinity.
-        """
+        """Convert a column of finite numbers or booleans to a list of floats."""
         try:
             numbers = pd.to_numeric(labels).to_numpy(dtype=np.float64)
             if pd.api.types.is_string_dtype(labels.dtype):
@@ -321,12 +276,7 @@ class Regression(Task):
         return np.digitize(targets, np.quantile(known, np.arange(1, BINS) / BINS))
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-        """Return the name of each stratum, in the order of the indices that `strata` returns.
-
-        If `targets` are grades (whole numbers that differ by less than 20), each distinct one is a
-        stratum, with the grade as text as its name. Otherwise there are ten strata, all with the
-        name "". `outputs` is not used.
-        """
+        """Return the name of each stratum: grades as texts, or ten times "" for other numbers."""
         return [f"{grade:g}" for grade in np.unique(targets)] if grades_of(targets) else [""] * BINS
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -336,10 +286,7 @@ class Regression(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a ridge regression with ``alpha=penalty``; return its weight and bias.
-
-        Their shapes are (1, dimensions) and (1,).
-        """
+        """Fit a ridge regression with ``alpha=penalty``; return its weight and bias."""
         from sklearn.linear_model import Ridge
 
         fitted = Ridge(alpha=penalty).fit(vectors, targets, weights)
@@ -351,10 +298,9 @@ def row_weights(
 ) -> np.ndarray:
     """Return the training weight of each row, by stratum, float32 (rows,).
 
-    `strata` are indices in `names`. With ``settings["balanced"]``, all strata have the same total
-    weight in the first `trained` rows, as by scikit-learn's "balanced". Otherwise weights are the
-    values of ``settings["class_weight"]`` by name, 1 for others. Raises TypeError for unknown
-    names.
+    `strata` are indices in `names`. With ``settings["balanced"]``, all strata in the first
+    `trained` rows have the same total weight there, as by scikit-learn's "balanced". Otherwise
+    weights are the values of ``settings["class_weight"]`` by name, 1 for others.
     """
     weights = settings["class_weight"] or {}
     check_names("class_weight is by label, and there is", "label", weights, names)
@@ -366,11 +312,9 @@ def row_weights(
 
 
 def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless every label has at least three examples: rows that have the label.
+    """Raise ValueError unless every label has at least three examples, one for each part.
 
-    Three are one for each part: train, validation and test. `targets` are the labels of all rows as
-    numbers, and `outputs` the names of the labels. If a text has several labels, each label also
-    needs at least three rows without it.
+    If a text may have several labels, each label also needs at least three rows without it.
     """
     counts = task.examples(targets, outputs)
     rare = [f"{label!r} ({count})" for label, count in counts.items() if count < LEAST_EXAMPLES]
@@ -383,10 +327,9 @@ def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> No
 
 
 def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless every label has an example among the rows of the train part.
+    """Raise ValueError unless every label has an example in the train part's `targets`.
 
-    `targets` are the labels of these rows, and `outputs` the names of all labels. For several
-    labels per text, a row without each label is needed, too.
+    For several labels per text, a row without each label is needed, too.
     """
     if missing := untrained(task, targets, outputs):
         raise ValueError(
@@ -397,10 +340,9 @@ def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) 
 
 
 def untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-    """Return the labels without an example among the rows of the train part.
+    """Return the labels without an example in the train part's `targets`.
 
-    `targets` are the labels of these rows, and `outputs` the names of all labels. For several
-    labels per text, "not " and a label is returned if all rows have it.
+    For several labels per text, "not " and a label is returned if all rows have it.
     """
     return [label for label, count in task.examples(targets, outputs).items() if not count]
 

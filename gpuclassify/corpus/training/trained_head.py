@@ -387,12 +387,7 @@ class TrainedHead:
 
 
 def fit_settings(**arguments: Any) -> dict[str, Any]:
-    """Return the settings to record with a head, by name, from the arguments of `TrainedHead.fit`.
-
-    Class weights are by label as text, and "balanced" becomes ``balanced=True``. `hidden_size` is
-    None unless the kind is "mlp". Raises TypeError or ValueError if an argument is invalid, and
-    ModuleNotFoundError if a library is missing.
-    """
+    """Check arguments of `TrainedHead.fit`; return the settings to record with a head, by name."""
     weight = arguments["class_weight"]
     settings = arguments | {
         "balanced": arguments["balanced"] or weight == "balanced",
@@ -429,11 +424,11 @@ def _fit(
     settings: dict[str, Any],
     validation: LabelledRows | None,
 ) -> TrainedHead:
-    """Split rows, train, and evaluate on the test part, or by cross-validation if that is small.
+    """Split rows, train, and evaluate on the test part or by cross-validation.
 
-    Small is fewer than 400 rows. There is no cross-validation if the train part of a fold lacks a
-    label. `settings` are from `fit_settings`. With `validation` rows, the validation part of
-    `labelled` is used for training, too; None validates on that part.
+    Cross-validation is used if the test part has fewer than 400 rows, and each fold's train part
+    has all labels. `settings` are from `fit_settings`. `validation` rows replace the validation
+    part of `labelled`, which is then used for training, too.
     """
     labels = task.read(labelled.labels)
     outputs = task.outputs(labels)
@@ -513,11 +508,7 @@ def _fit(
 
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return tables about a head, "Data", "Settings" and "Versions": values by name, by title.
-
-    `record` is the head's training record. The tables are for the HTML page of its evaluation, and
-    for its model card.
-    """
+    """Return tables about a head, "Data", "Settings" and "Versions": values by name, by title."""
     named = {name: value for name, value in record["settings"].items() if value is not None}
     trained = {name: value for name, value in record["training"].items() if name != "losses"}
     return {
@@ -528,11 +519,7 @@ def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _check_fit(settings: Mapping[str, Any]) -> None:
-    """Raise if arguments of `TrainedHead.fit` are invalid, or libraries are missing.
-
-    It is called before texts are embedded. `settings` are the arguments by name. Errors are
-    TypeError, ValueError and ModuleNotFoundError.
-    """
+    """Raise an error if arguments of `TrainedHead.fit` are invalid, or libraries are missing."""
     check_values(
         TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
     )
@@ -571,8 +558,7 @@ def by_label(weights: object) -> Any:
 def check_directory(directory: StrPath, kind: Kind) -> Path:
     """Return the path of the directory to save a head in. It need not exist.
 
-    An interrupted save there is finished first. `kind` is the kind of the head. Raises
-    FileExistsError if the directory holds another model.
+    An interrupted save there is finished first. Raises FileExistsError if another model is there.
     """
     folder = Path(os.fspath(directory)).expanduser()
     finish_saving(folder)
