@@ -10,8 +10,7 @@ MOST_GRADES = 20  # range of whole numbers that count as grades
 def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
     """Return the lowest and highest number if all are grades, else None.
 
-    Grades are whole numbers that differ by less than `MOST_GRADES` (20). `numbers` must not be
-    empty; with a NaN the result is None.
+    Grades are whole numbers that differ by less than 20. `numbers` must not be empty.
     """
     is_whole = (numbers == np.rint(numbers)).all()
     if not is_whole or np.ptp(numbers) >= MOST_GRADES:
@@ -22,17 +21,13 @@ def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
 def chance_corrected(observed: float, by_chance: float) -> float | None:
     """Return a chance-corrected agreement such as kappa: ``1 - observed / by_chance``.
 
-    `observed` is the measured disagreement, and `by_chance` the disagreement expected by chance.
-    Returns None if `by_chance` is 0, or at most 1e-12.
+    Both arguments are disagreements. Returns None if `by_chance` is 0, or at most 1e-12.
     """
     return float(1 - observed / by_chance) if by_chance > 1e-12 else None
 
 
 def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
-    """Return Pearson's weighted correlation of the columns `a` and `b`, float64 (rows,).
-
-    `weights` has a number above 0 for each row. Returns None if a column is constant.
-    """
+    """Return Pearson's weighted correlation of two columns, or None if one is constant."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     (x, products), (_, y) = np.cov(np.stack([a, b]), aweights=weights)
@@ -40,11 +35,10 @@ def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | No
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
-    """Return Spearman's weighted correlation of the columns of codes `a` and `b`, int64 (rows,).
+    """Return Spearman's weighted correlation of two columns, or None if one is constant.
 
-    Codes count from 0, in the order of the values. `weights` has a number above 0 for each row.
-    Returns None if a column is constant. scipy's correlations have no weights, and take
-    milliseconds per call, which is too long for a bootstrap.
+    Columns hold codes, int64 (rows,), which count from 0 in the order of the values. scipy's
+    correlations have no weights, and are too slow for a bootstrap.
     """
     ranks = []
     for codes in (a, b):
@@ -58,8 +52,7 @@ def confusion(
 ) -> np.ndarray:
     """Count rows, or sum their weights, for each pair of codes in two columns, int64 (rows,).
 
-    Codes are 0 to `count` - 1. The result has the shape (count, count): a row per code in `rows`,
-    and a column per code in `columns`. It is int64, or float64 with `weights`.
+    Codes are 0 to `count` - 1. The result, (count, count), has a row for each code in `rows`.
     """
     cells = np.bincount(rows * count + columns, weights, count * count)
     return cells.reshape(count, count)

@@ -32,9 +32,8 @@ def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
 def effective_rows(share: Any, weight: Any, squares: Any, part_squares: Any) -> Any:
     """Return the number of unweighted rows that give a weighted share the same variance.
 
-    `share` is the weight of some rows, divided by the weight of all. `weight` and `squares` are the
-    sums of all rows' weights and of their squares; `part_squares` is the sum of the squared weights
-    of the rows counted in the share. All are numbers or arrays, and the result is float64. The
+    `weight` and `squares` are the sums of all rows' weights and of their squares; `part_squares` is
+    the sum of the squared weights of the rows counted in the share. All are numbers or arrays. The
     variance of a ratio of sums is W. G. Cochran's (Sampling Techniques, 1977); for shares of 0 and
     1 the size is L. Kish's (Survey Sampling, 1965).
     """
@@ -50,15 +49,14 @@ def bootstrap(
 ) -> dict[str, list[float] | None]:
     """Compute the 95% confidence interval of each figure in `summary`, as [low, high] by name.
 
-    `summary` has the figures of all rows. ``figures(positions)`` returns the figures by name for
-    the rows at these positions, int64, which may repeat. `groups`, int64 (rows,), is equal for rows
-    that are not independent. ``accuracy``, a share of rows, gets Wilson's interval. For others, the
-    bootstrap draws whole groups 1,000 times, with a fixed seed, and takes the 2.5th and 97.5th
-    percentiles; draws in which a figure is None are left out, and the interval is None if both ends
-    are equal. All intervals are None if there is only one group.
+    `summary` has the figures of all rows, and ``figures(positions)`` returns the figures of the
+    rows at these positions, int64, which may repeat. `groups`, int64 (rows,), is equal for rows
+    that are not independent: the bootstrap draws whole groups 1,000 times, with a fixed seed. An
+    interval is None if there is only one group, or if the bootstrap's ends are equal.
 
-    For groups of several rows, Wilson's interval uses the number of independent rows with the same
-    variance: E. L. Korn and B. I. Graubard, Survey Methodology 24 (1998), 193-201.
+    ``accuracy``, a share of rows, gets Wilson's interval instead. For groups of several rows, it
+    uses the number of independent rows with the same variance: E. L. Korn and B. I. Graubard,
+    Survey Methodology 24 (1998), 193-201.
     """
     group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     count, random = len(sizes), np.random.default_rng(0)

@@ -34,7 +34,7 @@ ALL = "null"  # group of rows without a value, and of all rows if there are no g
 
 # Function from the total weight to the cumulative weights of the quantiles, each at least 1.
 Ranks = Callable[[int], Sequence[int]]
-Compute = Callable[[list[Any]], Iterable[Any]]
+Compute = Callable[[list[Any]], Iterable[Any]]  # runs delayed tasks, and returns their results
 Key = tuple[str, str]  # column, and group as `group_key` returns it
 
 
@@ -42,9 +42,7 @@ Key = tuple[str, str]  # column, and group as `group_key` returns it
 class ScoreColumns:
     """Names of a frame's score columns, and of its columns of row weights and groups.
 
-    Scores of float32 or float16 are read and sorted as float32, others as float64. `weight` may
-    also be "bytes", the length of the text in UTF-8; None gives each row the weight 1. Without
-    `by`, all rows are one group. `text_field` is read only for the weight "bytes".
+    Scores of float32 or float16 are read and sorted as float32, others as float64.
     """
 
     names: tuple[str, ...]
@@ -60,11 +58,7 @@ class ScoreColumns:
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError unless a frame has each column once, and TypeError for a wrong type.
-
-        Scores must be numbers, and weights integers; for the weight "bytes", the text must be
-        strings. Groups must have values that can be grouped. The frame may have no rows.
-        """
+        """Raise ValueError unless a frame has each column once, and TypeError for a wrong type."""
         require_columns(frame, self.needed)
         for name in self.names:
             if frame[name].dtype.kind not in "fiu":
@@ -90,10 +84,7 @@ class ScoreColumns:
         return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
 
     def weights(self, frame: Frame) -> np.ndarray:
-        """Return the weight of each row, int64 (rows,): 1 if `weight` is None.
-
-        A null weight, or a null text, gives 0. Raises ValueError for weights below 0.
-        """
+        """Return the weight of each row, int64 (rows,); 0 for null, and 1 if `weight` is None."""
         if self.weight is None:
             return np.ones(len(frame), np.int64)
         if self.weight == BYTES:
@@ -108,8 +99,7 @@ class ScoreColumns:
     def groups(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
         """Return the index of each row's group, int64 (rows,), and each group's value as JSON.
 
-        Rows with null are in the group "null", and without a column of groups all rows are. Raises
-        TypeError for values that make no groups, such as lists.
+        Rows with null are in the group "null", and without a column of groups all rows are.
         """
         if self.by is None:
             return np.zeros(len(frame), np.int64), [ALL]
@@ -195,15 +185,13 @@ def weighted_quantiles(
     """Find the smallest scores whose cumulative weights reach `ranks`, for each column and group.
 
     `ranks` is a function from the total weight of a group's scores in a column to these cumulative
-    weights, whole numbers from 1 to the total. For ``ranks = ceil(share * total)`` the scores are
-    the quantiles ``numpy.quantile(scores, shares, weights=weights, method="inverted_cdf")``,
-    without numpy's rounding errors. Null and NaN are ignored. The dataset is read twice for columns
-    of float32, and four times for others, or more often if a pass would need more than `most_sums`
-    sums of weights. `compute` is a function from a list of Dask's delayed tasks to their results.
+    weights. For ``ranks = ceil(share * total)`` the scores are the quantiles
+    ``numpy.quantile(scores, shares, weights=weights, method="inverted_cdf")``, without numpy's
+    rounding errors. Null and NaN are ignored. The dataset is read twice for columns of float32, and
+    four times for others, or more often if a pass would need more than `most_sums` sums of weights.
 
     Returns a dict by column of dicts by group (its value as JSON), each with a list of the scores,
-    in the order of the ranks. Groups without ranks or of weight 0 are absent. Raises the errors of
-    `ScoreColumns` and `add_sums`.
+    in the order of the ranks. Groups without ranks or of weight 0 are absent.
     """
     frame = as_dask(dataset)
     columns.check(frame._meta)
@@ -247,8 +235,7 @@ class _Weights(NamedTuple):
 class _Pass(NamedTuple):
     """Sums of weights by column, group of rows, and prefix of the scores' bits.
 
-    They are from one read of the data, called a pass, or of some partitions. Each pass makes the
-    prefixes `width` bits longer than the pass before.
+    Each pass over the data makes the prefixes `width` bits longer.
     """
 
     width: int
@@ -283,10 +270,7 @@ class _Search:
     ranks: np.ndarray  # int64 (ranks,): its rank among the numbers with this prefix
 
     def descend(self, sums: _Weights, width: int) -> None:
-        """Extend the known prefix of each quantile by `width` bits, from the sums of a pass.
-
-        Changes `digits` and `ranks` of this object.
-        """
+        """Extend the known prefix of each quantile by `width` bits, in place."""
         reached = np.concatenate([[0], np.cumsum(sums.weights)])
         begins = sums.digits >> np.uint64(width)
         before = reached[np.searchsorted(begins, self.digits)]  # weight of lower prefixes
@@ -306,9 +290,8 @@ def part_sums(
 ) -> _Pass:
     """Sum one partition's weights for each prefix of the scores' bits, by column and group.
 
-    Prefixes have `known` + `width` bits. Only scores whose first `known` bits are in `begins`,
-    uint64 by column and group, are summed; if `known` is 0, all are. If there are more than
-    `most_sums` sums, prefixes are shorter. Raises ValueError as `add_sums` does.
+    Prefixes have `known` + `width` bits, or fewer to avoid more than `most_sums` sums. Unless
+    `known` is 0, only scores whose first `known` bits are in `begins` are summed.
     """
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
@@ -330,9 +313,8 @@ def part_sums(
 def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
     """Add partitions' sums of weights by column, group of rows, and prefix of the scores' bits.
 
-    `parts` are results of `part_sums`. Their prefixes are cut to the shortest length among the
-    parts, and further while there are more than `most_sums` sums. Raises ValueError for more than
-    `MOST_GROUPS` groups, and if the weights of a group add up to more than `MOST_WEIGHT`.
+    Prefixes are cut to the shortest length among the parts, and further if there are more than
+    `most_sums` sums.
     """
     width = min(part.width for part in parts)
     pieces: dict[Key, list[_Weights]] = {}
