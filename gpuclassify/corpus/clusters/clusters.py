@@ -190,12 +190,7 @@ class Clusters(Saved):
         return clusters
 
     def check_saved(self) -> None:
-        """Raise ValueError unless `data` and `sizes` are valid.
-
-        `data` must hold one or more centroids of `width` finite numbers, with a Euclidean length of
-        at most 1 (`MOST_LENGTH`, for rounding errors). `sizes` must be empty, or have a number of 0
-        or more for each centroid.
-        """
+        """Raise ValueError unless `data` holds valid centroids, and `sizes` fit them."""
         data = base64.b64decode(self.data, validate=True)
         row_bytes = self.width * NUMBERS.itemsize
         if self.width < 1 or not data or len(data) % row_bytes:
@@ -271,11 +266,7 @@ class AssignClusters(Declared, RowWiseMap):
     _file: ClassVar[str | None] = None  # file with the clusters
 
     def check_together(self) -> None:
-        """Replace `clusters` by the `Clusters` loaded from it if it is a path.
-
-        The path is kept for `code`, without credentials. Raises FileNotFoundError without the file,
-        and ValueError if it holds no valid clusters, or if the output columns have equal names.
-        """
+        """Load the clusters if they are a path, and check the names of the output columns."""
         if not isinstance(self.clusters, Clusters):
             self._set("_file", redacted(str(self.clusters)))
             self._set("clusters", Clusters.load(self.clusters))
@@ -283,11 +274,7 @@ class AssignClusters(Declared, RowWiseMap):
             raise ValueError(f"cluster_field and distance_field are both {self.cluster_field!r}")
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code, with the file that clusters were loaded from.
-
-        Clusters without a file appear as ``<Clusters: ...>``, which is no Python code. `show`
-        returns the code of another setting's value.
-        """
+        """Return the constructor call, with clusters as their file's path or a placeholder."""
         known, file = self.clusters, self._file
         name = repr(known if file is None else file)
         return super().code(lambda value: name if value is known else show(value))
@@ -309,20 +296,13 @@ class AssignClusters(Declared, RowWiseMap):
         return {**super().identity(), "clusters": self.clusters.digest()}
 
     def check(self, frame: Frame) -> None:
-        """Check that the frame has the column of embeddings, and that new columns can be added.
-
-        Raises ValueError if not, and TypeError if the column does not hold lists of numbers.
-        """
+        """Raise an error unless `frame` has embeddings to read, and new columns can be added."""
         _check_column(frame, self.embedding_field)
         names, columns = self.schema().names, [*map(str, frame.columns)]
         check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise ValueError if a mapper in `earlier` stages writes embeddings of another width.
-
-        Only the column `embedding_field` counts, compared with the clusters' `width`. Unknown
-        widths are accepted.
-        """
+        """Raise ValueError if `earlier` stages are known to write embeddings of another width."""
         for mapper in (mapper for stage in earlier for mapper in stage.text_mappers()):
             self._check_width(list_sizes(mapper.heads).get(self.embedding_field))
 
@@ -331,11 +311,7 @@ class AssignClusters(Declared, RowWiseMap):
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return a pandas or cudf frame with the new columns added; `meta_dtypes` is not used.
-
-        Raises TypeError if the column does not hold lists of numbers. Raises ValueError for empty
-        lists, numbers that are not finite, and embeddings of another width than the clusters'.
-        """
+        """Return a pandas or cudf frame with the new columns added; `meta_dtypes` is not used."""
         vectors, is_given = unit_vectors(frame, self.embedding_field)
         if len(vectors):
             self._check_width(vectors.shape[1])

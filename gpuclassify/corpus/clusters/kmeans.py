@@ -27,32 +27,19 @@ def check_seed(seed: int) -> None:
 
 
 class Assigned(NamedTuple):
-    """Nearest centroid of each vector.
+    """Nearest centroid of each vector, and distances from it and from the border of its cluster."""
 
-    Attributes
-    ----------
-    clusters : numpy.ndarray
-        Index of the nearest centroid, int64 (vectors,); the lowest if several are equally near.
-    distances : numpy.ndarray
-        Euclidean distance from the nearest centroid, float32 (vectors,).
-    borders : numpy.ndarray
-        Distance from the border with the cluster of the second nearest centroid, float32
-        (vectors,); infinite if there is a single centroid.
-    """
-
-    clusters: np.ndarray
-    distances: np.ndarray
-    borders: np.ndarray
+    clusters: np.ndarray  # int64 (vectors,): index, the lowest if several are equally near
+    distances: np.ndarray  # float32 (vectors,): Euclidean
+    borders: np.ndarray  # float32 (vectors,): see `assign`; infinite for a single centroid
 
 
 def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Return a column's embeddings scaled to length 1, and a mask of the rows that have one.
 
     The embeddings are float32 (embeddings, width), without null and all-zero rows, and the mask is
-    bool (rows,). The width is 0 if all rows are null. The column has lists of numbers of equal
-    length: Arrow lists of any kind, or objects that Arrow converts to lists. Raises TypeError for
-    other columns, and ValueError for lists of different lengths, empty lists, and lists with nulls
-    or numbers that are not finite in float32.
+    bool (rows,). The width is 0 if all rows are null. Raises TypeError unless the column holds
+    lists of numbers, and ValueError unless these are finite, and lists equally long and not empty.
     """
     lists = backend_of(frame).list_array(frame, column)
     if not _holds_numbers(lists.type):
@@ -112,10 +99,7 @@ def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
 
 
 def unpack(packed: pd.Series) -> np.ndarray:
-    """Return the vectors in a column from `pack`, float32 (rows, width).
-
-    Raises ValueError if their widths differ.
-    """
+    """Return the vectors in a column from `pack`, float32 (rows, width)."""
     check_widths(packed)
     data = bytearray().join(packed.to_list())
     return np.frombuffer(data, np.float32).reshape(len(packed), -1 if data else 0)
@@ -132,11 +116,9 @@ def check_widths(packed: pd.Series) -> None:
 
 
 def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
-    """Return the `size` rows with the smallest distinct values of the column "number", ascending.
+    """Return up to `size` rows with the smallest distinct values of the column "number", ascending.
 
-    `parts` are frames; all distinct values are returned if there are fewer than `size`. The column
-    "embedding" has vectors from `pack`. The numbers are hashes, so that the sample is random, and
-    does not depend on the order of rows. Raises ValueError if vectors differ in width.
+    The numbers are hashes, so that the sample is random, and does not depend on the order of rows.
     """
     rows = pd.concat(parts, ignore_index=True)
     check_widths(rows["embedding"])
@@ -146,12 +128,11 @@ def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
 def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> np.ndarray:
     """Fit k-means centroids of length 1, float32 (count, width), to vectors of length 1.
 
-    `vectors` are float32 (vectors, width), at least `count` of them, and `max_iter` is the maximum
-    of passes over them. One CPU thread fits the centroids, so that all machines give equal results:
-    2,000 centroids to 100,000 vectors of 384 dimensions take 100 s. Initial centroids are random,
-    because k-means++ took fifteen times as long without better clusters. Centroids are scaled to
-    length 1, because the mean of scattered vectors is short, so close to vectors of all directions,
-    and would attract a large cluster.
+    One CPU thread fits the centroids, so that all machines give equal results: 2,000 centroids to
+    100,000 vectors of 384 dimensions take 100 s. Initial centroids are random, because k-means++
+    took fifteen times as long without better clusters. Centroids are scaled to length 1, because
+    the mean of scattered vectors is short, so close to vectors of all directions, and would attract
+    a large cluster.
     """
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
@@ -166,14 +147,13 @@ def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> 
 def assign(vectors: np.ndarray, centroids: np.ndarray) -> Assigned:
     """Find the nearest centroid of each vector, on the worker's GPU if it has one.
 
-    Vectors have length 1, and centroids at most length 1; both are float32 (rows, width). Distances
-    are compared in float32, whose rounding depends on the number of rows. If the difference is as
-    small as rounding errors, they are compared in float64. So a vector's cluster does not depend on
-    other vectors.
+    Vectors have length 1, and centroids at most length 1; both are float32 (rows, width). A
+    vector's cluster does not depend on other vectors, because distances that are almost equal in
+    float32 are compared in float64.
 
-    The border between the clusters of the nearest centroid a and the second nearest centroid b is
-    the plane midway between a and b. Its distance from a vector x is (|x - b|² - |x - a|²) /
-    (2 |a - b|).
+    The border between the clusters of the nearest centroid a and the second nearest one b is the
+    plane midway between them. A vector x has the distance (|x - b|² - |x - a|²) / (2 |a - b|) from
+    it.
     """
     count = len(vectors)
     found = Assigned(
@@ -204,11 +184,10 @@ def assign(vectors: np.ndarray, centroids: np.ndarray) -> Assigned:
 
 
 def _decide(points: Any, centres: Any, best: Any, nearest: Any, rows: Any) -> None:
-    """Sort the nearest centroids of some vectors by distance in float64, in place.
+    """Sort the nearest centroids of the vectors `rows` by distance in float64, in place.
 
-    `rows` are the indices of these vectors. For all vectors of `points` (vectors, width), `nearest`
-    has indices in `centres` (centroids, width), and `best` their scores, both (vectors,
-    candidates). New scores of the rows are minus half the squared distances.
+    `nearest` has indices in `centres`, and `best` their scores, both (vectors, candidates). New
+    scores are minus half the squared distances.
     """
     candidates = nearest[rows].sort(dim=1).values  # the lowest index comes first in a tie
     differences = points[rows, None].double() - centres[candidates].double()
