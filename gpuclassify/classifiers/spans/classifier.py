@@ -35,10 +35,7 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether outputs have all labels' probabilities for each token, not only the best label's.
-
-        Only ``aggregation="average"`` needs them.
-        """
+        """Whether outputs have all labels' probabilities for each token, as "average" needs."""
         return self.aggregation == "average"
 
     def check_together(self) -> None:

@@ -70,10 +70,7 @@ class SpanOptions(TextOptions):
     keep_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other.
-
-        Sets the default of `redacted_field`: "redacted" if `redact` is set.
-        """
+        """Raise TypeError or ValueError if settings contradict each other; set `redacted_field`."""
         super().check_together()
         check_decision(self)
         redacted = check_redaction(self.redact, self.redacted_field)
@@ -98,9 +95,7 @@ class SpanOptions(TextOptions):
 def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
     """Check the settings of redaction, and return the name of the column for redacted texts.
 
-    The name is `redacted_field`, or "redacted" by default; it is None if `redact` is None. Raises
-    TypeError if `redact` is neither a template nor a function, and ValueError if the template is
-    invalid, or if `redacted_field` is passed without `redact`.
+    It is None if `redact` is None, and "redacted" by default.
     """
     if redact is None:
         if redacted_field is not None:
@@ -142,10 +137,8 @@ class SpanReport(ReportPart):
     ) -> dict[str, Any]:
         """Return counts of spans before filters, by column, under the key "spans".
 
-        The dict is empty if no mapper writes a column of spans. `stages` has the counts of each
-        mapper of the job by name; the other arguments are not used. The counts of a column are
-        ``chars`` and ``labelled``, the numbers of characters and of rows that were searched, also
-        if no span was found; ``spans``, the number of spans by label; and ``labels``, the number of
+        The counts of a column are ``chars`` and ``labelled``, the numbers of characters and of rows
+        that were searched; ``spans``, the number of spans by label; and ``labels``, the number of
         rows with a span of each label.
         """
         counts: dict[str, dict[str, Any]] = {}
@@ -157,11 +150,7 @@ class SpanReport(ReportPart):
         return {"spans": counts} if counts else {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return sections of the HTML report: a table of labels for each column with any span.
-
-        The names of all columns of spans are returned as `PagePart.columns`. `report` is the
-        content of ``report.json``.
-        """
+        """Return sections of the HTML report: a table of labels for each column with any span."""
         found = report.get("spans", {})
         sections = [_section(name, counts) for name, counts in found.items() if counts["labels"]]
         return PagePart(sections=sections, columns=found)
@@ -189,10 +178,7 @@ def _section(name: str, found: Mapping[str, Any]) -> Section:
 
 
 class SpanHead(Head):
-    """Head that converts spans to columns, and filters rows by number and share of spans.
-
-    The columns are spans, redacted text, number of spans, and share of characters in spans.
-    """
+    """Head that converts spans to columns, and filters rows by number and share of spans."""
 
     report_parts = (SpanReport(),)
 
@@ -201,10 +187,7 @@ class SpanHead(Head):
         self.keep_field = self.options.keep_field
 
     def fields(self) -> list[pa.Field]:
-        """Return Arrow fields of the columns that the settings name.
-
-        They are spans, redacted text, number of spans, and share of characters in spans.
-        """
+        """Return Arrow fields of the columns that the settings name."""
         options = self.options
         count = options.count_field
         return [
@@ -229,20 +212,12 @@ class SpanHead(Head):
                 )
 
     def values(self, outputs: Any) -> Any:
-        """Return `SpanValues` with the spans that the settings `labels` and `min_score` select.
-
-        `outputs` are the `SpanOutputs` of a runner: the texts, and all spans found. Texts without
-        spans stay.
-        """
+        """Return `SpanValues` with the spans that the settings `labels` and `min_score` select."""
         kept = outputs.spans.kept(self.options.labels, self.options.min_score)
         return SpanValues(outputs.texts, kept)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns that the settings name, by column name, from `SpanValues`.
-
-        They are the spans, the redacted text, the number of spans, and the share of characters in
-        spans.
-        """
+        """Return the columns that the settings name, by column name, from `SpanValues`."""
         options, spans = self.options, values.spans
         columns: dict[str, Any] = {options.spans_field: spans.array()}
         if options.redacted_field is not None:
@@ -255,11 +230,7 @@ class SpanHead(Head):
         return columns
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Return ``{"spans": mask}``, bool (texts,), true for texts that pass the filters.
-
-        The filters are `min_spans` and `max_span_share`; the dict is empty if neither is set.
-        `values` are the texts with their spans.
-        """
+        """Return ``{"spans": mask}``, bool (texts,), of texts that pass; {} without filters."""
         least, most = self.options.min_spans, self.options.max_span_share
         if least is None and most is None:
             return {}
@@ -269,18 +240,11 @@ class SpanHead(Head):
         return {"spans": passed}
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return ``{"chars": {column: count}}``, the total number of characters of the texts.
-
-        `column` is the output column of spans. A job's report has the sums of all partitions.
-        """
+        """Return ``{"chars": {column: count}}``, the total number of characters of the texts."""
         return {"chars": {self.options.spans_field: int(texts.char_counts.sum())}}
 
     def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
-        """Collect each text's passed filters, label and spans for a job's report.
-
-        `values` are the texts with their spans. `known` are the other arguments of `Head.outcomes`:
-        `texts`, `passed` and `labels`.
-        """
+        """Collect results for a job's report; `known` are `texts`, `passed` and `labels`."""
         return SpanOutcomes(*known, spans=values.spans)
 
 
@@ -291,11 +255,7 @@ class SpanOutcomes(TextOutcomes):
     spans: Spans = field(kw_only=True)
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
-        """Return example spans by label, marked in their texts.
-
-        An example is a list of the span's score and a line of text. Each of the most frequent
-        labels has up to `most` spans with the highest scores, and up to `most` with the lowest.
-        """
+        """Return example spans by label, marked in their texts: see `Spans.examples`."""
         return self.spans.examples(self.texts, most)
 
 

@@ -86,11 +86,7 @@ class MergedSpans(Declared, RowWiseMap):
     overwrite: bool = False
 
     def check_together(self) -> None:
-        """Set the default of `redacted_field`: "redacted" if `redact` is set.
-
-        Raises TypeError or ValueError if `redact` is invalid, or missing although a column is
-        named.
-        """
+        """Check `redact`, and set the default of `redacted_field`: "redacted", or None."""
         column = check_redaction(self.redact, self.redacted_field)
         object.__setattr__(self, "redacted_field", column)
 
@@ -112,11 +108,7 @@ class MergedSpans(Declared, RowWiseMap):
         return pa.schema(columns)
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError if input columns are missing, or if output columns exist already.
-
-        Output columns may exist with `overwrite`. Raises TypeError for input columns of other types
-        than spans and text.
-        """
+        """Raise ValueError or TypeError if columns of the frame do not fit the settings."""
         columns = list(frame.columns)
         for name in self.fields:
             check_is_there(name, columns, "fields", "column of spans")
@@ -136,10 +128,7 @@ class MergedSpans(Declared, RowWiseMap):
         return self.map_frame(frame.iloc[:0], self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype of the column of redacted text; None if texts are not redacted.
-
-        It is the text column's dtype, or the default dtype of texts if that is no string dtype.
-        """
+        """Return the dtype of the column of redacted text; None if texts are not redacted."""
         if self.redact is None:
             return None
         return backend_of(frame).string_dtype(frame, self.text_field)
@@ -147,8 +136,7 @@ class MergedSpans(Declared, RowWiseMap):
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Return a frame with new columns of merged spans and, if `redact` is set, redacted text.
 
-        `frame` is a pandas or cudf frame, and is not changed. `meta_dtypes` is the string dtype of
-        redacted text; None for the dtype that the method `meta_dtypes` derives from the frame.
+        `meta_dtypes` is the result of the method `meta_dtypes`, which is called if it is None.
         """
         backend = backend_of(frame)
         arrays = [backend.list_array(frame, name) for name in self.fields]

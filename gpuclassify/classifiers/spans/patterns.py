@@ -75,10 +75,7 @@ def _is_word(char: str) -> bool:
 
 
 def _end_of_domain(text: str, first: int) -> int | None:
-    """Return the end (exclusive) of the domain that starts at `first`, or None.
-
-    A domain has at least two parts, or is an IP address in brackets.
-    """
+    """Return the end (exclusive) of the domain, or IP address in brackets, at `first`, or None."""
     if literal := _LITERAL.match(text, first):
         return literal.end()
     domain = _DOMAIN.match(text, first)
@@ -127,10 +124,7 @@ class PatternOptions(SpanOptions):
     spans_field: str = "pattern_spans"
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other, or a pattern is unknown.
-
-        Converts `patterns` to a tuple.
-        """
+        """Raise TypeError or ValueError if settings are invalid; make `patterns` a tuple."""
         super().check_together()
         patterns = label_tuple("patterns", self.patterns, keep_order=True) or ()
         for pattern in patterns:
@@ -139,10 +133,7 @@ class PatternOptions(SpanOptions):
 
 
 class PatternModel(RuleModel):
-    """Version of the rules that find addresses, in place of the model that other mappers have.
-
-    The version in `identity` changes when the rules find other spans.
-    """
+    """Version of the rules that find addresses, in place of the model that other mappers have."""
 
     identity = checkpoint = Identity("rules", "2", is_directory=False)  # type: ignore[assignment]
 
@@ -151,10 +142,7 @@ class PatternRunner(RuleRunner):
     """Runner that finds e-mail and IP addresses in texts by rules, on the CPU."""
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
-        """Find the spans of distinct texts; the result has the spans, and no other outputs.
-
-        All scores are 1. `stats` and `name_text` are not used.
-        """
+        """Find the spans of distinct texts; all scores are 1."""
         names = self.options.patterns
         rows = [
             (index, start, end, code)
@@ -171,9 +159,7 @@ class PatternRunner(RuleRunner):
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the pattern's index in `names`, and start and end (exclusive), of each span in a text.
 
-    A span is an e-mail or IP address. Spans are ordered by pattern, as in `PATTERNS`, then by
-    start. Only patterns in `names` are searched. A span that overlaps one of an earlier pattern is
-    skipped.
+    Spans are in the order of `PATTERNS`, without spans that overlap earlier patterns' spans.
     """
     taken: list[tuple[int, int]] = []
     for name in PATTERNS:
@@ -187,10 +173,7 @@ def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int,
 
 
 class PatternHead(SpanHead):
-    """Head that converts spans found by rules to columns, and filters rows by them.
-
-    The columns are spans, redacted text, number of spans, and share of characters in spans.
-    """
+    """Head that converts spans found by rules to columns, and filters rows by them."""
 
     @property
     def labels(self) -> list[Any]:

@@ -43,9 +43,8 @@ class Spans:
     def of(cls, texts: int, names: Sequence[str], *parts: Sequence[np.ndarray]) -> Spans:
         """Concatenate unsorted spans of several texts, and sort them by text, start and end.
 
-        `texts` is the number of texts. Each of `parts` has some of the spans, as the arrays
-        `text_of`, `starts`, `ends`, `labels` and `scores`, in this order. `text_of` has indices
-        among all texts, and `labels` indices in `names`.
+        Each of `parts` has some of the spans, as the arrays `text_of`, `starts`, `ends`, `labels`
+        and `scores`, in this order.
         """
         kinds = (np.int64, np.int64, np.int64, np.int64, np.float32)
         columns = zip(*parts, strict=True) if parts else [()] * len(kinds)
@@ -59,10 +58,7 @@ class Spans:
 
     @classmethod
     def from_arrow(cls, columns: Sequence[pa.Array]) -> Spans:
-        """Collect the spans of each row from several Arrow columns; null means no spans.
-
-        Columns have the Arrow type `SPANS` and equal lengths. A row is a text.
-        """
+        """Collect each row's spans from columns of type `SPANS` and equal lengths; null is none."""
         names: dict[str, int] = {}
         parts = []
         for column in columns:
@@ -98,22 +94,14 @@ class Spans:
         return pa.array(self.names, pa.string()).take(pa.array(self.labels))
 
     def take(self, which: np.ndarray) -> Spans:
-        """Return the spans selected by `which`, a mask or ascending indices of spans.
-
-        The number of texts stays; some may have no spans.
-        """
+        """Return the spans at `which`, a mask or ascending indices; the number of texts stays."""
         columns = ("text_of", "starts", "ends", "labels", "scores")
         return replace(self, **{name: getattr(self, name)[which] for name in columns})
 
     def kept(
         self, labels: Sequence[str] | None, min_score: float | Sequence[tuple[str, float]] | None
     ) -> Spans:
-        """Return the spans that have one of `labels`, and at least the minimum score.
-
-        `labels` are the labels to keep, or None for all. `min_score` is a float for all labels, or
-        a tuple of (label, float) pairs. Labels without a number have no minimum; None means no
-        minimum for any label. The number of texts stays.
-        """
+        """Return the spans with one of `labels` and at least `min_score`; None means any."""
         least: Mapping[str, float] = dict(min_score) if isinstance(min_score, tuple) else {}
         usual = min_score if isinstance(min_score, float) else -np.inf
         minimums = [
@@ -125,8 +113,7 @@ class Spans:
     def merged(self, *, touching: bool = False) -> Spans:
         """Merge overlapping spans and, with `touching`, also adjacent ones, to new `Spans`.
 
-        Labels may differ. A merged span extends from the first start to the last end. It has the
-        label and the score of its longest span, or of the first one if several are equally long.
+        Labels may differ. A merged span has the label and the score of its longest span.
         """
         if not len(self.starts):
             return self
@@ -155,12 +142,7 @@ class Spans:
         return pa.ListArray.from_arrays(offsets, flat)
 
     def redacted(self, texts: Sequence[str | None], redact: Redact) -> list[str | None]:
-        """Return texts with each span replaced. Overlapping spans are merged and replaced once.
-
-        `texts` has a text for each index in `text_of`; None stays None. `redact` is a template,
-        such as "[{label}]", or a function of a span's text and label. A merged span has the label
-        of its longest span.
-        """
+        """Return texts with spans replaced, overlapping ones once; None stays None."""
         result = list(texts)
         for index, spans in self.merged().by_text():
             if (text := texts[index]) is None:  # spans of other mappers may have no text here
@@ -175,10 +157,7 @@ class Spans:
         return result
 
     def by_text(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Yield the index of each text that has spans, and a list of its spans.
-
-        A span is a tuple (start, end, label), with the label's index in `names`.
-        """
+        """Yield the index of each text with spans, and a list of (start, end, index in `names`)."""
         columns = (self.starts.tolist(), self.ends.tolist(), self.labels.tolist())
         spans = [*zip(*columns, strict=True)]
         indices, first = np.unique(self.text_of, return_index=True)
@@ -189,11 +168,9 @@ class Spans:
     def examples(self, texts: Any, most: int) -> dict[str, list[list[Any]]]:
         """Return the spans with the highest and the lowest scores by label, for reports.
 
-        A span is returned as a list of its score, rounded to 4 decimals, and a line of text in
-        which it is marked. A label has the `most` spans with the highest scores, and the `most`
-        with the lowest, or all if it has at most twice as many; highest scores first. Keys are the
-        most frequent labels, at most `MOST_LABELS_WITH_EXAMPLES`. `texts` are the `Texts` with the
-        indices in `text_of`.
+        A span is a list of its score and a line of text in which it is marked. Each of the most
+        frequent labels has up to `most` spans with the highest scores, and up to `most` with the
+        lowest.
         """
         counts = np.bincount(self.labels, minlength=len(self.names))
         picked: dict[str, list[list[Any]]] = {}
@@ -209,10 +186,7 @@ class Spans:
 
 
 def replacement(redact: Redact, text: str, label: str) -> str:
-    """Return the text that replaces a span, from the template or function `redact`.
-
-    `text` and `label` are the span's. Raises TypeError if the function does not return a str.
-    """
+    """Return the text that replaces a span, from the template or function `redact`."""
     if isinstance(redact, str):
         return redact.format(label=label)
     new = redact(text, label)
@@ -222,10 +196,7 @@ def replacement(redact: Redact, text: str, label: str) -> str:
 
 
 def as_texts(spans: Spans) -> list[str]:
-    """Return a line with the spans of each text, such as "PER 0:5, LOC 12:18", to compare them.
-
-    It is "" for a text without spans. Ends are exclusive.
-    """
+    """Return a line with the spans of each text, such as "PER 0:5, LOC 12:18", to compare them."""
     shown = [
         f"{spans.names[code]} {start}:{end}"
         for code, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True)

@@ -51,9 +51,8 @@ class TagSet:
     def group(self, tokens: Predictions) -> Predictions:
         """Join neighbouring tokens of one span label to spans, and drop tokens outside of spans.
 
-        Neighbours are separate spans, too, if a tag begins the second one or ends the first one.
-        `tokens` may also be words; their labels are indices in the model's labels. A span's label
-        is an index in `names`, and its score is the mean of its tokens' scores.
+        Tags such as B also separate spans. Labels of `tokens` are indices in the model's labels,
+        and a span's label is an index in `names`. A span's score is the mean of its tokens' scores.
         """
         if not len(tokens.labels):
             return tokens
@@ -74,11 +73,9 @@ class TagSet:
 
 
 def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = False) -> TagSet:
-    """Parse a model's labels, such as B-PER, by a tagging scheme.
+    """Parse a model's labels, such as B-PER, by a tagging scheme; None derives it from the labels.
 
-    `scheme` is a name such as "iob2"; None derives it from the labels. With `is_raw`, every token
-    with a label other than "O" is a span, with the model's own label. Raises ValueError for an
-    unknown scheme, or if no label has a prefix although the scheme needs one.
+    With `is_raw`, every token with a label other than "O" is a span, with the model's own label.
     """
     kind = scheme or scheme_of(labels)
     check_choice("scheme", kind, tuple(_LETTERS))
@@ -101,10 +98,7 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
 
 
 def _split(label: str, scheme: str) -> tuple[str, str]:
-    """Split a label such as B-PER into "B" and "PER".
-
-    Without a tag of the scheme, the result is "" and the whole label.
-    """
+    """Split B-PER, for example, into "B" and "PER"; a label without a tag of `scheme` gets ""."""
     match = None if scheme == "plain" else _TAG.fullmatch(label)
     if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
         return "", label
@@ -112,11 +106,7 @@ def _split(label: str, scheme: str) -> tuple[str, str]:
 
 
 def scheme_of(labels: Sequence[str]) -> str:
-    """Guess the tagging scheme from the prefixes of labels.
-
-    Only span labels with a B or I tag count, such as PER in B-PER. If there are none, the scheme is
-    "plain"; else it is "bilou" if one also has L or U, "bioes" if one has E or S, or "iob2".
-    """
+    """Guess the tagging scheme from the prefixes of labels: plain, iob2, bioes or bilou."""
     tags = [match.groups() for label in labels if (match := _TAG.fullmatch(label))]
     inside = {name for letter, name in tags if letter in "BI"}
     letters = {letter for letter, name in tags if name in inside}
@@ -132,11 +122,10 @@ def words_of(
 ) -> Predictions:
     """Aggregate predictions for tokens to predictions for words.
 
-    `is_continued`, bool (tokens,), marks tokens that continue the previous token's word; a text's
-    first token always begins a word. A word has the label and score of its first token ("first") or
-    of its most certain token ("max"), or the label with the largest mean of its tokens'
-    probabilities, and this mean ("average"). `scores` are the probabilities of all labels, float32
-    (tokens, labels), which only "average" needs.
+    `is_continued`, bool (tokens,), marks tokens that continue the previous token's word. A word has
+    the label and score of its first token ("first") or of its most certain token ("max"), or the
+    label with the largest mean of its tokens' probabilities, and this mean ("average"). Only
+    "average" needs `scores`, all labels' probabilities, float32 (tokens, labels).
     """
     is_first = ~is_continued
     is_first[:1] = True

@@ -40,10 +40,7 @@ class TokenClassifier(PinnedModel):
 
 
 class TokenHead(SpanHead):
-    """Head that converts spans found by a token classifier to columns, and filters rows by them.
-
-    The columns are spans, redacted text, number of spans, and share of characters in spans.
-    """
+    """Head that converts spans found by a token classifier to columns, and filters rows by them."""
 
     model: TokenClassifier
 
@@ -65,27 +62,17 @@ class TokenRunner(EncoderRunner):
 
     @property
     def encoder(self) -> EncoderRunner:
-        """The runner itself, because its network can share layers with other mappers' networks.
-
-        Networks with equal leading layers run these layers once.
-        """
+        """The runner itself, because its network can share layers with other mappers' networks."""
         return self
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the model's key in the caches of batch limits and of outputs.
-
-        The key also says whether the probabilities of all labels are kept, because outputs then
-        differ.
-        """
+        """Return the model's key in the caches of batch limits and of outputs."""
         return (*super().run_key(model), self.options.keeps_all_scores)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
         """Find the labelled spans of distinct texts.
 
-        Counts of this run are added to `stats`. `name_text` returns the name of a text for
-        messages, from its index in `texts`. Only texts with a label other than "O" are tokenized
-        again, to get character offsets. Raises NonFiniteOutputError if a text's outputs are not
-        finite, even alone in float32, and CheckpointError if the tokenizer does not give offsets.
+        Only texts with a label other than "O" are tokenized again, to get character offsets.
         """
         with self.lease(*self.device_and_dtype()) as model:
             tokenizer = self.text_tokenizer(model)
@@ -167,8 +154,7 @@ class _WindowedTokens:
     def _spans(self, texts: list[str], indices: np.ndarray) -> Predictions:
         """Return the labelled spans of a block of texts.
 
-        `indices` are the indices of these texts among all texts of the call of `TokenRunner.run`;
-        windows are looked up by them, and `text_of` of the result has them.
+        `indices` are the texts' indices in `TokenRunner.run`; `text_of` of the result has them.
         """
         encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         ids, offsets, values, counts = [], [], [], []
@@ -191,9 +177,8 @@ class _WindowedTokens:
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
         """Return the index of a text's first token that the model has read, and the text's outputs.
 
-        The outputs have a row per token read, from this one on. `index` is the text's index, and
-        `tokens` the number of all its tokens, read or not. For a token in two windows, the outputs
-        of the window with more context are taken.
+        The outputs have a row per token read. A token in two windows has the row of the window with
+        more context. `tokens` is the number of the text's tokens, read or not.
         """
         windows = range(self._firsts[index], self._firsts[index + 1])
         before, cuts_left = self._tokenizer.special_before, self._tokenizer.cuts_left
@@ -221,8 +206,7 @@ class _WindowedTokens:
     def _continued(self, texts: list[str], tokens: Predictions, ids: np.ndarray) -> np.ndarray:
         """Return a mask of tokens that continue the word before, as in transformers' pipeline.
 
-        WordPiece marks such tokens by a prefix, which the text lacks. In other tokenizers, a word
-        begins with a space. Unknown tokens never continue a word. `ids` are the ids of `tokens`.
+        WordPiece marks such tokens by a prefix; in other tokenizers, a word begins with a space.
         """
         if getattr(self._tokenizer.backend.model, "continuing_subword_prefix", None):
             is_continued = self._token_chars[ids] != tokens.ends - tokens.starts
@@ -252,8 +236,7 @@ class _WindowedTokens:
 def _trimmed(spans: Predictions, texts: Sequence[str], indices: np.ndarray) -> Predictions:
     """Strip white space from spans, and drop blank ones: many models' tokens begin with a space.
 
-    Indices of texts in the block are replaced by `indices`, their indices among all texts of the
-    call of `TokenRunner.run`.
+    `text_of` of the result has the `indices` of the texts, instead of indices in `texts`.
     """
     starts, ends = spans.starts.copy(), spans.ends.copy()
     bounds = zip(spans.text_of.tolist(), starts.tolist(), ends.tolist(), strict=True)
