@@ -41,10 +41,7 @@ class Block:
 
 
 def gopher(block: Block) -> Measures:
-    """Return the signals of Gopher's quality filter by name, each with a number per text.
-
-    `SETS` in `signals.py` defines names, such as ``gopher_words``. Arrays are (texts,).
-    """
+    """Return the signals of Gopher's quality filter: see `SETS` in `signals.py`."""
     texts, words = block.texts, block.words
     is_plain = ~words.column("is_symbol")
     plain = words.sums(is_plain)
@@ -74,10 +71,7 @@ def gopher(block: Block) -> Measures:
 
 
 def repetition(block: Block) -> Measures:
-    """Return the signals of Gopher's repetition filter by name, each with a number per text.
-
-    `SETS` in `signals.py` defines names, such as ``repetition_chars``. Arrays are (texts,).
-    """
+    """Return the signals of Gopher's repetition filter: see `SETS` in `signals.py`."""
     texts, words = block.texts, block.words
     chars = np.array([len(text) for text in texts])
     found: Measures = {"repetition_chars": chars}
@@ -97,10 +91,7 @@ def repetition(block: Block) -> Measures:
 
 
 def c4(block: Block) -> Measures:
-    """Return the signals of C4's quality filter by name, each with a number per text.
-
-    `SETS` in `signals.py` defines names, such as ``c4_sentences``. Arrays are int64 (texts,).
-    """
+    """Return the signals of C4's quality filter: see `SETS` in `signals.py`."""
     texts = block.texts
     kept: list[str] = []
     # Lines of each text by `_sort_line`: kept, with "lorem ipsum", with a curly bracket.
@@ -144,11 +135,7 @@ def _sort_line(line: str) -> tuple[int | None, str]:
 
 
 def fineweb(block: Block) -> Measures:
-    """Return the signals of FineWeb's quality filter by name, each with a number per text.
-
-    `SETS` in `signals.py` defines names, such as ``fineweb_newlines_per_word``. Arrays are float64
-    (texts,).
-    """
+    """Return the signals of FineWeb's quality filter: see `SETS` in `signals.py`."""
     texts = block.texts
     lines = [[s for s in text.split("\n") if not (s == "" or s.isspace())] for text in texts]
     counts = [len(own) for own in lines]
@@ -187,9 +174,8 @@ def _ngrams(
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield n, the indices of first words and the hashes of n-grams of words, for n in `sizes`.
 
-    A hash is of the text's index and the words joined by `separator`. Sizes are at least 2, and n
-    ascends. Indices are in `words`, whose n-grams are all within a text. Both arrays have one
-    element per n-gram, in order.
+    A hash is of the text's index and the words joined by `separator`. Sizes are at least 2, and no
+    n-gram spans two texts.
     """
     hashes, factors, text_of = words.column("hash"), words.column("factor"), words.text_of
     for char in separator:
@@ -207,8 +193,7 @@ def _ngrams(
 def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
     """Yield each text's number of characters in its most frequent n-gram of words, by n in `TOP`.
 
-    It is the n-gram's length, with spaces, times its occurrences, even if these overlap, as int64
-    (texts,). If several n-grams are equally frequent, the first one counts.
+    It is the n-gram's length, with spaces, times its occurrences, even if these overlap.
     """
     ends, text_of = running_sum(words.column("length") + 1), words.text_of
     wide = len(text_of) + 1
@@ -228,8 +213,7 @@ def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
 def _duplicate_chars(words: Tokens) -> Iterator[list[int]]:
     """Yield a list for each n in `DUPLICATE`: each text's characters in repeated n-grams of words.
 
-    An n-gram's first occurrence in a text does not count. No word counts twice: after a repeated
-    n-gram, reading continues behind it. Spaces are neither compared nor counted.
+    First occurrences in a text and spaces do not count, and no word counts twice.
     """
     offsets, text_of = running_sum(words.column("length")), words.text_of
     joined: dict[int, str] = {}

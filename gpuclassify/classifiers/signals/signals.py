@@ -180,20 +180,13 @@ class SignalOptions(TextOptions):
 
 
 class SignalModel(RuleModel):
-    """Stand-in for a model, because signals (statistics of texts) are computed by rules.
-
-    The version in `identity` changes when the rules give other numbers.
-    """
+    """Stand-in for a model, because signals (statistics of texts) are computed by rules."""
 
     identity = checkpoint = Identity("signals", "1", is_directory=False)  # type: ignore[assignment]
 
 
 class SignalRunner(RuleRunner):
-    """Runner that computes statistics of texts, such as the share of repeated lines, on the CPU.
-
-    A runner computes a mapper's outputs for texts. Here they are float64 (texts, signals), with a
-    column for each selected statistic (signal), in the order of the setting `signals`.
-    """
+    """Runner that computes the selected signals (statistics) of texts, on the CPU."""
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -208,10 +201,7 @@ class SignalRunner(RuleRunner):
             )
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute the signals (statistics) of distinct texts; outputs are float64 (texts, signals).
-
-        The number of texts is added to `stats`. `name_text` is not used.
-        """
+        """Compute the selected signals of distinct texts; outputs are float64 (texts, signals)."""
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         columns = (*self.options.columns,)
@@ -228,11 +218,7 @@ class SignalRunner(RuleRunner):
         return Outputs(values, ones, all_read)
 
     def lease(self, device: object, dtype: object) -> contextlib.AbstractContextManager[Splitter]:
-        """Return a context manager that yields a `Splitter`, which stays in memory for later runs.
-
-        It splits texts into words and sentences. Raises ModuleNotFoundError if spaCy is not
-        installed. `device` and `dtype` are not used.
-        """
+        """Return a context manager that yields a `Splitter`, which stays in memory afterwards."""
         from gpuclassify.inference.residency import MODELS
 
         self.check_tokenizer()
@@ -241,10 +227,7 @@ class SignalRunner(RuleRunner):
 
 
 class SignalHead(Head):
-    """Head that writes a column for each signal, a statistic of the text.
-
-    A head converts a runner's outputs to the new columns of a mapper.
-    """
+    """Head that writes a column for each signal, a statistic of the text."""
 
     def fields(self) -> list[pa.Field]:
         """Return an Arrow field for each signal, named with the prefix in the settings."""
@@ -259,10 +242,7 @@ class SignalHead(Head):
         ]
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return each signal's values, float64 (texts,), by column name with the prefix.
-
-        `values` are the runner's outputs, float64 (texts, signals).
-        """
+        """Return each signal's values, float64 (texts,), by column name with the prefix."""
         return {field.name: values[:, index] for index, field in enumerate(self.fields())}
 
 

@@ -88,8 +88,7 @@ def running_sum(values: np.ndarray) -> np.ndarray:
 class Splitter:
     """Splitter of texts into words, and counter of sentences, by spaCy's rules. Thread-safe.
 
-    `language` is one of `LANGUAGES`. Texts are split at white space into chunks, whose tokens are
-    remembered, up to a limit. This saves time, and does not change results.
+    `language` is one of `LANGUAGES`. Tokens of chunks are remembered, up to a limit.
     """
 
     def __init__(self, language: str) -> None:
@@ -148,12 +147,7 @@ class Splitter:
         return Tokens(tokens.ids[is_word], starts, tokens.table, tokens.names)
 
     def count_sentences(self, lines: Sequence[str]) -> np.ndarray:
-        """Count each line's sentences as spaCy's sentencizer does, int64 (lines,).
-
-        Every line has at least 1, also an empty one. A new sentence begins with the first token
-        after a sentence end that is neither punctuation nor another sentence end. White space that
-        spaCy makes a token counts as such a token.
-        """
+        """Count each line's sentences as spaCy's sentencizer does, int64 (lines,); at least 1."""
         pieces = [line.split() for line in lines]
         for index, line in enumerate(lines):
             if " ".join(pieces[index]) != line:
@@ -167,10 +161,9 @@ class Splitter:
         return 1 + np.bincount(line_of[1:][begins], minlength=len(lines))
 
     def _tokens(self, texts: Sequence[str], pieces: list[list[str]]) -> Tokens:
-        """Return spaCy's tokens of texts.
+        """Return spaCy's tokens of texts, from each text's list of chunks in `pieces`.
 
-        `pieces` has a list of each text's chunks, usually strings between white space. If a text
-        must be split as a whole, it replaces its chunks in `pieces`. The caller holds the lock.
+        A text that is split as a whole replaces its chunks in `pieces`. The caller holds the lock.
         """
         if self._chars > _MOST_CHARS:
             self.forget()
@@ -188,10 +181,9 @@ class Splitter:
         return Tokens(ids, totals[ends], self._table, self._names)
 
     def _look_up(self, pieces: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the chunks' indices in the splitter's memory, and each text's offset among them.
+        """Return each chunk's index in the splitter's memory, and the texts' offsets, (texts + 1,).
 
-        `pieces` has a list of each text's chunks, usually strings between white space. Indices of
-        all texts are concatenated; offsets are (texts + 1,). New chunks are split and remembered.
+        Chunks of all texts are concatenated; new ones are split and remembered.
         """
         flat = [*chain.from_iterable(pieces)]
         if new := [chunk for chunk in dict.fromkeys(flat) if chunk not in self._chunks]:
@@ -202,9 +194,7 @@ class Splitter:
     def _joined(self, chunks: np.ndarray, ends: np.ndarray) -> list[int]:
         """Return the indices of texts where a spaCy rule may match tokens of two adjacent chunks.
 
-        These rules are for abbreviations and emoticons of several tokens. `chunks` has the index,
-        in the splitter's memory, of each chunk (string between white space) of all texts. `ends`
-        has the texts' offsets in it, (texts + 1,).
+        `chunks` and `ends` are the results of `_look_up`.
         """
         text_of = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         is_edge = self._is_before[chunks[:-1]] & self._is_after[chunks[1:]]
@@ -235,10 +225,7 @@ class Splitter:
         return found
 
     def _changes(self, names: list[str]) -> bool:
-        """Return whether a special-case rule of spaCy may have made some of a chunk's tokens.
-
-        `names` are the tokens, in order. A chunk is a string between white space.
-        """
+        """Return whether a special-case rule of spaCy may have made some of a chunk's tokens."""
         return any(
             "".join(names[start:stop]) in self._changing
             for start in range(len(names))
@@ -288,11 +275,7 @@ class Splitter:
         return [name.replace(_STAND_IN, _SYMBOL) for name in names]
 
     def _rows(self, names: list[str]) -> np.ndarray:
-        """Return a `_TOKEN` record for each of the tokens `names`.
-
-        Its fields are the token's length, kind and hash, whether it is punctuation or has a letter,
-        and its bit as a stop word.
-        """
+        """Return a `_TOKEN` record for each of the tokens `names`."""
         rows = np.zeros(len(names), _TOKEN)
         rows["length"] = [len(name) for name in names]
         rows["kind"] = [self._kind(name) for name in names]
