@@ -39,11 +39,7 @@ class AnnotationError(UnreadableInputError):
 
 @dataclass(frozen=True, slots=True)
 class AnnotationRange:
-    """Neighbouring rows of an annotation file that annotate one input file, sorted by position.
-
-    A position is the number of a row in a Parquet file, or the byte offset of its line in JSON
-    lines.
-    """
+    """Neighbouring rows of an annotation file that annotate one input file, sorted by position."""
 
     name: str  # annotation file, relative to the set
     first: int  # number of the first row in the annotation file
@@ -56,19 +52,13 @@ class AnnotationRange:
 
     @property
     def is_dense(self) -> bool:
-        """Whether every position from `low` to `high` has a row.
-
-        Then the column of positions need not be read.
-        """
+        """Whether every position from `low` to `high` has a row."""
         return self.high - self.low + 1 == self.count
 
 
 @dataclass(frozen=True)
 class AnnotationColumns:
-    """Columns of an annotation set, and the set's address, for tasks that read parts.
-
-    A set is a folder of Parquet files with columns that jobs wrote for the rows of input files.
-    """
+    """Columns of an annotation set, and the set's address, for tasks that read parts."""
 
     address: str
     fields: Mapping[str, str]  # names of columns in frames, by names in annotation files
@@ -81,12 +71,11 @@ class AnnotationColumns:
 
 
 class AnnotationReader:
-    """Reader of the annotation columns of one part, the input of one task.
+    """Annotation columns of one part, read by the constructor.
 
-    `part` is a `Part`, and `schema` the `InputSchema`. A part consists of pieces, each a range of
-    one input file, which the methods take. The constructor reads all annotations of the part: it
-    opens each annotation file once, and reads the row groups from the part's first row in the file
-    to its last. It raises AnnotationError if a file is damaged.
+    `part` is a `Part`, and `schema` the `InputSchema`. Methods take a piece of the part (a `Part`
+    without `followers`, so of one input file), and positions of rows in that file: row numbers in
+    Parquet, or byte offsets of lines in JSON lines, after decompression.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
@@ -108,13 +97,9 @@ class AnnotationReader:
                         self._read[number, rows] = _read_positions(rows, table), table
 
     def positions(self, piece: Any) -> np.ndarray | None:
-        """Return the positions of a piece's rows in its input file, int64 (rows,).
+        """Return the positions of a piece's rows in its input file, int64 (rows,); None if unknown.
 
-        A piece is a `Part` without `followers`: row groups of a Parquet file, or a byte range of
-        JSON lines. Positions are row numbers in the Parquet file, or byte offsets of lines in the
-        JSON lines file, after decompression. Returns None if they are unknown without the input
-        file: if no complete annotation set is read, or if the piece is a share of a compressed
-        file.
+        They are known if a complete set is read, unless the piece is a share of a compressed file.
         """
         complete = next((n for n, columns, _ in self._sets if columns.is_complete), None)
         if complete is None or piece.position_range is None:
@@ -128,13 +113,9 @@ class AnnotationReader:
         return np.concatenate(found)
 
     def unreadable(self, piece: Any) -> np.ndarray:
-        """Return positions in the file of rows that were unreadable when annotated, int64 (rows,).
+        """Return ascending positions of rows that were unreadable when annotated, int64 (rows,).
 
-        These are the rows of `piece` that annotation sets (columns that jobs wrote for the rows of
-        these files) list as unreadable. A piece is a `Part` without `followers`: row groups of a
-        Parquet file, or a byte range of JSON lines. Positions are row numbers in the Parquet file,
-        or byte offsets of lines in the JSON lines file, after decompression; in ascending order.
-        For a share of a compressed file, they are those of the whole file.
+        For a share of a compressed file, these are rows of the whole file.
         """
         found = [np.zeros(0, dtype=np.int64)]
         for number, ranges in enumerate(piece.annotations):
@@ -151,11 +132,7 @@ class AnnotationReader:
     def lacks_content(self, piece: Any) -> bool:
         """Return whether a piece, or a range of it, may have been unreadable when it was annotated.
 
-        Single lines and rows do not count; `unreadable` returns them. A piece is a `Part` without
-        `followers`: row groups of a Parquet file, or a byte range of JSON lines. The result is True
-        if an annotation set (columns that a job wrote for the rows of these files) has no row of
-        the piece, although its job for the piece's file is finished. It is also True if a task of
-        that job read rows of the piece, and could not read some file or range.
+        Single lines and rows do not count; `unreadable` returns them.
         """
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
@@ -165,10 +142,7 @@ class AnnotationReader:
     def columns(self, piece: Any, positions: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield name and values of each annotation column, for the rows of a piece at `positions`.
 
-        A piece is a `Part` without `followers`: row groups of a Parquet file, or a byte range of
-        JSON lines. `positions` are row numbers in the Parquet file, or byte offsets of lines in the
-        JSON lines file, int64 (rows,). Values are null for rows without annotations. Raises
-        AnnotationError if an annotation set that is complete lacks a row.
+        Values are null for rows without annotations, which raise AnnotationError in a complete set.
         """
         for number, columns, fields in self._sets:
             pairs = [self._read[number, rows] for rows in piece.annotations[number] or ()]
@@ -213,13 +187,7 @@ class AnnotationReader:
 
 
 def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
-    """Return the positions in the input file of the rows of an annotation range, int64 (rows,).
-
-    Positions are row numbers (Parquet) or byte offsets (JSON lines). `table` has the annotation
-    file's rows of the range `rows`, with their column for the file, and for the position unless the
-    range is dense. Raises ValueError if rows name another input file than `rows.file`, or if
-    positions do not ascend from `rows.low` to `rows.high`.
-    """
+    """Return the positions of a range's rows, int64 (rows,); raise ValueError if they are wrong."""
     if not pc.all(pc.equal(table[FILE], rows.file)).as_py():
         raise ValueError(
             f"its rows {rows.first} to {rows.first + rows.count - 1} are not of {rows.file}"
@@ -235,11 +203,7 @@ def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
 def _read_row_groups(
     file: Any, names: list[str], start: int, stop: int, total: int
 ) -> tuple[int, pa.Table]:
-    """Read the row groups that contain rows `start` to `stop` - 1 of an open Parquet file.
-
-    Returns the number of the first row read, counted in the file, and a table with the columns
-    `names`. Raises ValueError if the file has more or fewer than `total` rows.
-    """
+    """Read the row groups with rows `start` to `stop` - 1: the first row's number, and a table."""
     parquet = open_parquet(file)
     if parquet.metadata.num_rows != total:
         raise ValueError(f"it has {parquet.metadata.num_rows:,} rows of {total:,}")
@@ -270,9 +234,8 @@ def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def naming_damage(folder: str, name: str) -> Iterator[None]:
     """Convert errors from reading a damaged annotation file to AnnotationErrors that name the file.
 
-    `folder` is the address of the annotation set, and `name` the file's path in it. A missing file
-    counts as damaged, and so does a file with missing values or values of other types, because
-    anybody may have written it. AnnotationError, PermissionError and TimeoutError pass unchanged.
+    `folder` is the address of the set, and `name` the file's path in it. A missing file counts as
+    damaged.
     """
     try:
         yield
@@ -284,11 +247,7 @@ def naming_damage(folder: str, name: str) -> Iterator[None]:
 
 
 def damaged(folder: str, name: str, reason: str) -> AnnotationError:
-    """Return the error for a damaged file of an annotation set.
-
-    `folder` is the address of the set, `name` the file's path in it, and `reason` a clause that
-    says what is wrong.
-    """
+    """Return the error for a damaged file `name` in the annotation set at address `folder`."""
     return AnnotationError(
         f"{folder}/{name} is not what was written, {reason}: run the command that wrote it again, "
         "which redoes what is missing or damaged"

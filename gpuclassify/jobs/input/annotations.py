@@ -55,8 +55,8 @@ class FileAnnotations:
     """Annotations of one input file: its state when it was annotated, and row ranges in the set.
 
     `state` is the file's size and version. `folder` is the folder of the job that annotated the
-    file last, and identifies that job. Its key, a hash of settings and input, does not: if a file
-    is changed and changed back, two jobs have the same key.
+    file last. It identifies the job, unlike the job's key: if a file is changed and changed back,
+    two jobs have the same key.
     """
 
     state: str
@@ -66,10 +66,9 @@ class FileAnnotations:
 
 @dataclass
 class AnnotationSet:
-    """Annotation set, as the records of its jobs describe it.
+    """Annotation set: a folder of columns that jobs wrote for the rows of input files.
 
-    It is a folder of Parquet files with columns that jobs wrote for the rows of input files. `open`
-    reads the jobs, and `read_records` adds row ranges, `digests` and `columns`.
+    `open` reads the jobs, and `read_records` adds row ranges, `digests` and `columns`.
     """
 
     store: Store
@@ -89,18 +88,14 @@ class AnnotationSet:
     def digest(self) -> str:
         """SHA-256 of the annotation files' digests in order, such as "sha256:1a2b...".
 
-        It is equal for sets of equal content. `read_records` must have been called.
+        `read_records` must have been called.
         """
         content = "".join(self.digests).encode("utf-8", "backslashreplace")
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     @property
     def provenance(self) -> Provenance:
-        """Origin of the set's columns (models and settings), under the columns' names in frames.
-
-        It includes the name and digest of the set. Raises AnnotationError if a ``job.json`` has a
-        provenance that no job wrote.
-        """
+        """Origin of the set's columns (models and settings), under the columns' names in frames."""
         name, known = posixpath.basename(self.shown.rstrip("/")), Provenance()
         names = self.names
         for folder, job in self.jobs.items():
@@ -119,8 +114,7 @@ class AnnotationSet:
         """Open the set at the path or URL `name`, and read the ``job.json`` of each of its jobs.
 
         ``NAME=prefix_`` prefixes the names of its columns in frames. Raises FileNotFoundError if no
-        job wrote there, DamagedMetadataError if a ``job.json`` is damaged, and AnnotationError if a
-        job wrote rows there instead of annotations.
+        job wrote there, and AnnotationError if a job wrote rows there instead of annotations.
         """
         address, _, prefix = name.rpartition("=")
         if not address or not prefix.endswith("_") or "/" in prefix:
@@ -144,8 +138,7 @@ class AnnotationSet:
     def unfinished(self) -> str | None:
         """Folder of an unfinished job that is the latest one to annotate some input file, or None.
 
-        Unfinished jobs do not count if later jobs annotate all of their files again. If several
-        count, the result is the first folder by name. "" is the folder of the set itself.
+        "" is the folder of the set itself.
         """
         folders = (file.folder for file in self.files.values())
         return min((folder for folder in folders if folder in self.undone), default=None)
@@ -158,8 +151,7 @@ class AnnotationSet:
     def has_unread(self, name: str) -> bool:
         """Return whether an input file, or some of its rows, may have been left out as unreadable.
 
-        `name` is the file's name in the set. Returns False if it is not annotated, or not yet
-        completely. Call `read_records` before. Rows that failed in a classifier count, too.
+        False if the file is not completely annotated. Call `read_records` before.
         """
         file = self.files.get(name)
         if file is None or file.folder in self.undone:
@@ -167,11 +159,7 @@ class AnnotationSet:
         return not file.ranges or any(rows.left_out for rows in file.ranges)
 
     def job_keys(self, files: Collection[str]) -> str:
-        """Return the keys of the jobs that last annotated these files, joined to one text.
-
-        A key stands for a job's settings and input, and is new if the job starts over, so that the
-        text changes when annotations do.
-        """
+        """Return the keys of the jobs that last annotated these files, joined to one text."""
         folders = (self.files[name].folder for name in sorted(files) if name in self.files)
         return "-".join(dict.fromkeys(self.jobs[folder]["key"] for folder in folders))
 
@@ -187,10 +175,9 @@ class AnnotationSet:
     def read_records(self) -> None:
         """Read row ranges, digests and columns of the annotation files from the jobs' records.
 
-        They are added to `files`, `digests` and `columns`, so call it once. A job is skipped if
-        later jobs annotated all of its files again; parts that an unfinished job lacks are not
-        missing. Raises AnnotationError if a file or a record is missing or damaged, if ranges of
-        two annotation files overlap, or if columns of jobs have no common type.
+        Adds them to `files`, `digests` and `columns`: call it once. Jobs whose files were all
+        annotated again later are skipped. Raises AnnotationError if a file of another job is
+        missing, or its record is missing or damaged.
         """
         for folder, job in self.jobs.items():
             latest = {name for name, file in self.files.items() if file.folder == folder}
@@ -228,11 +215,7 @@ class AnnotationSet:
                     raise damaged(self.shown, later.name, reason)
 
     def read_columns(self) -> None:
-        """Set `columns` from the first readable annotation file in each job's folder.
-
-        Damaged files are skipped, and so are files whose columns contradict the columns of earlier
-        folders.
-        """
+        """Set `columns` from the first readable annotation file in each job's folder."""
         for folder in self.jobs:
             for name in filter(key_in, sorted(manifest_of(self.folder(folder)).file_infos())):
                 path = posixpath.join(folder, name)
@@ -241,10 +224,7 @@ class AnnotationSet:
                     break
 
     def input_columns(self, folder: str) -> pa.Schema | None:
-        """Return the columns of the input files of the job in `folder`; None if not recorded.
-
-        Raises AnnotationError if the record is damaged.
-        """
+        """Return the columns of the input files of the job in `folder`; None if not recorded."""
         encoded = self.jobs[folder].get("columns")
         if encoded is None:
             return None
@@ -255,12 +235,7 @@ class AnnotationSet:
                 raise ValueError(f"its columns cannot be read: {err}") from err
 
     def _merge_columns(self, name: str) -> pa.Schema:
-        """Return `columns`, with types widened to hold the values of the annotation file `name`.
-
-        If `columns` is empty, the result has the columns of the file without bookkeeping ones.
-        Raises ValueError if names of columns differ or a bookkeeping column is missing, and
-        AnnotationError if there is no common type, unless the file has only nulls in the column.
-        """
+        """Return `columns` merged with the annotation file `name`, except bookkeeping columns."""
         with self.folder(name).reading() as file:
             metadata = pq.read_metadata(file)
         stored = metadata.schema.to_arrow_schema()
@@ -294,8 +269,7 @@ class AnnotationSet:
         `states` has the size and version of each input file, by name. `was_input` returns True for
         the name of a file that is gone but that the reader's paths match. Raises AnnotationError if
         the set is of another input, or if a file changed after it was annotated; with
-        `is_complete`, also if files are gone or not annotated, or if a job of the set is
-        unfinished.
+        `is_complete`, also if files or annotations are missing.
         """
         if not states.keys() & self.files.keys():
             raise AnnotationError(
@@ -335,9 +309,7 @@ class AnnotationSet:
     def check_rows(self, file: str, last: Part) -> None:
         """Raise AnnotationError if an input file cannot have the rows that the set annotates.
 
-        `file` is its name, and `last` the last of its pieces (ranges of rows or bytes), whose end
-        is the file's number of rows or bytes. A Parquet file must have as many rows as the set. In
-        JSON lines, all rows of the set must begin before the end of the file.
+        `file` is its name, and `last` the last of its pieces, whose end is the file's end.
         """
         ranges = self.files[file].ranges
         count = sum(rows.count for rows in ranges)
@@ -351,20 +323,13 @@ class AnnotationSet:
 
 
 def later_folders(store: Store) -> list[str]:
-    """List the folders of an annotation set's later jobs, which annotated further files.
-
-    `store` is the set's own folder. A folder in which no job has begun is left out: a run that is
-    killed early may leave one.
-    """
+    """List the folders of later jobs that have begun in the annotation set at `store`."""
     names = sorted(name for name in store.folders() if LATER.fullmatch(name))
     return [n for n in names if store.has(f"{n}/{JOB}") or any(map(key_in, store.sizes(n)))]
 
 
 def job_folders(store: Store) -> list[Store]:
-    """Return the stores of all jobs of an output.
-
-    These are the output folder itself and, in an annotation set, the folders of later jobs.
-    """
+    """Return the output's `store` and, for an annotation set, the stores of its later jobs."""
     return [store, *map(store.below, later_folders(store))]
 
 
@@ -375,11 +340,7 @@ def some_names(names: Sequence[str]) -> str:
 
 
 def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
-    """Return pairs of an input file and a row range of it, in the order of rows.
-
-    `record` is the record of the annotation file `name`. Raises ValueError if it contradicts
-    itself.
-    """
+    """Return pairs of an input file and a row range of it, in the order of the annotation file."""
     ranges, first, total = [], 0, record.rows_out
     for part in record.parts:
         left_out = tuple(map(str, part.left_out))
@@ -398,8 +359,7 @@ def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return the Arrow type that holds the values of both types, such as int64 for int32 and int64.
 
-    Dictionary, view and JSON types count as the plain types of their values. Raises ArrowTypeError
-    if there is no common type.
+    Raises one of Arrow's errors if there is no common type.
     """
     return one if one == other else union(plain_type(one), plain_type(other))
 
@@ -429,13 +389,10 @@ def add_annotations(
 ) -> InputParts:
     """Return the parts of an input with the columns of annotation sets.
 
-    A part is a slice of the input that one task reads, and an annotation set has columns that jobs
-    wrote for the rows of input files. `plan` is the input without annotations. `sets` must have
-    read their records. `paths` are the reader's paths, and `listed` the names of all files found
-    there, including files that are not read. `storage_options` are fsspec's options for the files.
-    Raises AnnotationError if a set annotates none of the files, or if a file has changed since it
-    was annotated; with `is_complete`, also if annotations are missing. Raises UnreadableInputError
-    if two columns have one name.
+    `plan` is the input without annotations. `sets` must have read their records. `paths` are the
+    reader's paths, and `listed` the names of all files found there, including files that are not
+    read. Raises AnnotationError if a set does not fit the files, or is incomplete despite
+    `is_complete`. Raises UnreadableInputError if two columns have one name.
     """
     stores = [open_store(path, storage_options) for path in paths]
 
@@ -471,9 +428,7 @@ def add_annotations(
 def _add_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:
     """Return a copy of a part whose pieces list the overlapping row ranges of annotation files.
 
-    A piece is a range of one input file. It gets a tuple of ranges for each of `sets`; None for a
-    set without rows of the piece, unless the set's job for the file is finished. `real` maps each
-    input file's path to its name in the sets.
+    `real` maps each input file's path to its name in the sets.
     """
 
     def add(piece: Part) -> Part:

@@ -50,10 +50,7 @@ _digests: dict[tuple[str, str], str] = {}
 
 
 class BrokenInputError(UnreadableInputError):
-    """Error for an unreadable file, line or row that is not left out.
-
-    With ``on_error="quarantine"``, it is raised only if nothing of the input can be read.
-    """
+    """Error for an unreadable file, line or row that is not left out."""
 
 
 class ChangedInputError(UnreadableInputError):
@@ -64,9 +61,9 @@ class ChangedInputError(UnreadableInputError):
 class InputFile:
     """Input file, or a folder of the input that cannot be listed.
 
-    `version` is the file's ETag, the time of its last change, or a digest of its content; "" if
-    unknown. If it is a digest, `stamp` is the file's state when the digest was computed: mtime,
-    ctime and inode of a local file, or else the ETag or time.
+    `version` is the file's ETag, the time of its last change, a digest of its content or the like;
+    "" if unknown. With a digest, `stamp` has mtime, ctime and inode of a local file when it was
+    computed, or else the ETag or time.
     """
 
     path: str  # path or URL as listed: folder names in it may give columns
@@ -87,12 +84,10 @@ class InputFile:
 
 
 def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFile]:
-    """Find the files that `inputs` name, sorted within each input, without duplicates.
+    """Find the data files that paths, globs or URLs name, sorted within each, without duplicates.
 
-    `inputs` are paths, folders, globs or URLs. Only files whose names are of Parquet or JSON lines
-    are found. Unreadable files and folders come last, with their problems. Raises
-    UnreadableInputError if one of `inputs` matches no data file, if no file can be read, or if
-    `inputs` is empty.
+    Unreadable files and folders come last, with their problems. Raises UnreadableInputError if one
+    of `inputs` matches no data file, or if no file can be read.
     """
     commits: dict[Any, str] = {}
     stores = [open_store(str(name), storage_options).pin(commits) for name in inputs]
@@ -117,19 +112,15 @@ def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFil
 
 
 def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[str, ...]:
-    """Return a reader's `paths`, and the targets of linked folders that contain its `files`.
-
-    An output must not lie in any of them, because the reader would find it.
-    """
+    """Return a reader's `paths`, and the targets of linked folders that contain its `files`."""
     return (*paths, *sorted({file.linked for file in files} - {""}))
 
 
 def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[InputFile]:
-    """Return the files with SHA-256 digests of their content as versions.
+    """Return the files with SHA-256 digests of their content as versions, and with a `stamp`.
 
-    All bytes are read, from several files at a time, and `stamp` is set. Versions stay as they are
-    for files with a `problem`, for files of the Hub at a commit, and for files with ETags of object
-    stores, which change with every write.
+    Files with a `problem`, files of the Hub at a commit, and files with ETags of object stores,
+    which change with every write, are returned unchanged.
     """
 
     def digested(file: InputFile) -> InputFile:
@@ -148,8 +139,7 @@ def states_like(
 ) -> dict[str, str]:
     """Return each file's state (size and version) by name, to compare with `known` states.
 
-    `known` has the states of another run by name. A name is the real path or URL, without secrets.
-    A state has a digest of the file's content if the known state of the file has one.
+    A name is the real path or URL, without secrets. A state has a digest if the known one has.
     """
     files = [*files]
     by_digest = [f for f in files if _SHA256 in known.get(redacted(f.real), "")]
@@ -195,8 +185,7 @@ def check_all_unchanged(
 ) -> None:
     """Raise ChangedInputError if any file has changed since the job began.
 
-    `inputs` are the paths of the job's reader. Folders and patterns among them are listed again,
-    which saves a request per file. New files in them do not matter.
+    Folders and patterns in the reader's paths `inputs` are listed again, to save requests.
     """
     listed: dict[str, InputFile] = {}
     for name in map(str, inputs):
@@ -214,8 +203,7 @@ def check_all_unchanged(
 def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
     """Open the decompressed content of an open file as a stream.
 
-    `codec` is "gzip", "xz", "zstd", "bz2" or "lz4", or None for a file that is not compressed. A
-    gzip file may end with padding zeros, as on tapes.
+    `codec` is a result of `compression`. A gzip file may end with padding zeros, as on tapes.
     """
     if codec in ("gzip", "xz"):
         opener: Any = gzip.open if codec == "gzip" else lzma.open
@@ -227,11 +215,7 @@ def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
 
 
 def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
-    """Raise BrokenContentError if a file's sizes suggest a decompression bomb.
-
-    The limits are 256 MiB of `unpacked_bytes`, and 200 times the `stored_bytes`. Both must be
-    exceeded.
-    """
+    """Raise BrokenContentError if a file's sizes suggest a decompression bomb."""
     if unpacked_bytes > max(UNPACKED_BYTES, MOST_UNPACKED * stored_bytes):
         raise BrokenContentError(
             f"{stored_bytes:,} stored bytes unpack to more than {UNPACKED_BYTES >> 20} MiB, over "
@@ -243,9 +227,8 @@ def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
 def open_parquet(file: BinaryIO) -> pq.ParquetFile:
     """Open a Parquet file so that reading it finds damage and decompression bombs.
 
-    Reading verifies the checksums of Parquet pages, if the file has any (pyarrow and Spark write
-    them on request), at no measurable cost. It raises BrokenContentError before it unpacks pages
-    that `check_unpacked` refuses.
+    Reading verifies the checksums of pages, if the file has any, at no measurable cost. It raises
+    BrokenContentError before it unpacks pages that `check_unpacked` refuses.
     """
     metadata = pq.read_metadata(file)
     source = pa.PythonFile(_CheckedPages(file, metadata), mode="r")
@@ -299,8 +282,7 @@ def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 def _page_header(content: bytes, at: int) -> tuple[dict[int, int], int]:
     """Parse a page's header, a struct in Thrift's compact protocol at offset `at` of `content`.
 
-    Returns its int32 fields by number, and its end offset. Raises IndexError if it is truncated,
-    and BrokenContentError if a field has a type that Parquet does not use.
+    Returns its int32 fields by number, and its end offset. Raises IndexError if it is truncated.
     """
     numbers: dict[int, int] = {}
     field = 0
@@ -341,10 +323,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _files_of(store: Store) -> Iterator[InputFile]:
-    """Yield the data files and unreadable folders of an input, which is a file, folder or pattern.
-
-    Raises UnreadableInputError if there are none.
-    """
+    """Yield the data files and unreadable folders of an input: a file, folder or pattern."""
     entries = store.entries()
     if entries is None:
         hint = " matches nothing" if store.is_pattern else store.hint()

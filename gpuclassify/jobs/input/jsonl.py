@@ -90,10 +90,9 @@ class BadLine:
 def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int, bytes]:
     """Read the lines that begin in the byte range ``[start, start + length)`` of an open file.
 
-    Returns the offset of the first line, and the lines' content; ``(start + length, b"")`` if the
-    range is in the middle of a line or after the file's end. The last line is whole, but if it has
-    more than `most` bytes, it is cut soon after them. Only reads forwards, which is one request to
-    a store with read-ahead. (`fsspec`'s ``read_block`` searches the end first, and then goes back.)
+    Returns the offset and the content of these lines; the content is b"" if there are none. A last
+    line of more than `most` bytes may be cut. Only reads forwards, which is one request to a store
+    with read-ahead, unlike `fsspec`'s ``read_block``.
     """
     begin, end = start, start + length
     if start:  # Skip the line that begins before the range.
@@ -115,10 +114,7 @@ def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int,
 
 
 def first_line(content: bytes, start: int) -> int:
-    """Return the index in `content` of the first line that begins at or after the index `start`.
-
-    Without such a line, returns the length of `content`.
-    """
+    """Return the index of the first line that begins at or after `start`, or `len(content)`."""
     if start <= 0:
         return 0
     return content.find(b"\n", start - 1) + 1 or len(content)
@@ -129,9 +125,8 @@ class WholeLines(io.RawIOBase):
 
     `offset` is the position of the stream's first byte in its file. Lines of more than `most` bytes
     are skipped, and listed in `long_lines`. `cut` is the message of the error that ended a
-    truncated stream, or None. After such an error, ``reopen()`` opens the stream again, to read its
-    rest byte by byte as far as possible. After each read, `check` is called with the number of
-    bytes of all whole lines so far, without the skipped ones; it may raise to end the reading.
+    truncated stream, or None; ``reopen()`` then opens the stream again, to read the rest byte by
+    byte. `check` gets the number of bytes of whole lines so far, and may raise to end the reading.
     """
 
     def __init__(
@@ -173,11 +168,9 @@ class WholeLines(io.RawIOBase):
     def read_range(self, start: int, end: float) -> tuple[int, bytes]:
         """Read the lines that begin in ``[start, end)``; return their offset and their content.
 
-        The offset is that of the first line, even if it is too long and skipped, or `start` if no
-        line begins in the range. This must be the first read of the stream. Afterwards,
-        `long_lines` has only lines of the range. `cut`, the message of the error of a truncated
-        stream, is set only if the stream ends in the range, so that no other range reports the
-        error.
+        The offset is the first line's, even if it is too long and skipped; `start` if there is
+        none. This must be the first read. Afterwards, `long_lines` and `cut` are about the range
+        only.
         """
         pieces: list[bytes] = []
         offsets = []  # offsets of kept content
@@ -245,12 +238,10 @@ def parse(
 ) -> pa.Table:
     """Parse JSON lines into an Arrow table, with a row for each line that is not blank.
 
-    `lines` keep their line breaks. Without a schema, columns are inferred. If a line has fields
-    that the schema lacks, they are left out if `is_projected`, and otherwise the line is bad; only
-    a single line may have such fields if they are null. Columns of Arrow's JSON type get the text
-    of their values. Halves of surrogate pairs become U+FFFD in fields that are left out; with
-    `replaces`, also in all columns except JSON. A bad line raises one of `BROKEN_LINES`:
-    ValueError, RecursionError or pa.ArrowException.
+    `lines` keep their line breaks. Without a schema, columns are inferred. Fields that the schema
+    lacks are ignored if `is_projected`, and refused otherwise if they have values. With `replaces`,
+    halves of surrogate pairs become U+FFFD, except in columns of Arrow's JSON type, which get the
+    text of their values. A bad line raises one of `BROKEN_LINES`.
     """
     rows = sum(map(_check_line, lines))
     if not rows:
@@ -305,11 +296,7 @@ def _parse(
 
 
 def _check_finite(table: pa.Table, content: bytes) -> None:
-    """Raise BadLineError if an integer beyond float64 was read as infinity.
-
-    pyarrow does so for integers of 309 digits or more. Infinity itself, spelled out in the lines
-    `content`, is allowed if no number in them is that long.
-    """
+    """Raise BadLineError if pyarrow read a number beyond float64 as infinity."""
     columns = [chunk for column in table.columns for chunk in column.chunks]
     while columns:
         column = columns.pop()
@@ -329,10 +316,7 @@ def parse_good(
 ) -> tuple[pa.Table, list[BadLine]]:
     """Parse JSON lines at `offset` of a file into a table of good lines, and a list of bad ones.
 
-    Fields that the schema lacks are left out if `is_projected`; otherwise their lines are bad,
-    unless they are null. Halves of surrogate pairs in columns of the schema become U+FFFD with
-    `replaces`; otherwise their lines are bad. In columns of Arrow's JSON type, the escapes of
-    halves always stay. Blank lines give no row.
+    `is_projected` and `replaces` are as in `parse`. Blank lines give no row.
     """
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
@@ -343,10 +327,7 @@ def parse_good(
 
 
 def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the offset in `content` and the lines of blocks of about 16 MiB.
-
-    So few lines are in memory at a time.
-    """
+    """Yield the offset in `content` and the lines of blocks of about 16 MiB."""
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
@@ -355,10 +336,7 @@ def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def line_offsets(content: bytes, offset: int) -> np.ndarray:
-    """Return the byte offset in the file of each line that is not blank, int64 (rows,).
-
-    `content` are lines that begin at the byte `offset` of the file.
-    """
+    """Return the offset in the file of each line that is not blank, int64 (rows,)."""
     offsets = [np.zeros(0, dtype=np.int64)]
     for begin, lines in _blocks(content):
         ends = offset + begin + np.cumsum([*map(len, lines)])
@@ -391,10 +369,8 @@ def json_columns(schema: Iterable[pa.Field]) -> list[str]:
 def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType | None]:
     """Return types for parsing columns of JSON lines, if they differ from types in `columns`.
 
-    `columns` is the schema of an input that also has Parquet files, and `in_lines` the schema that
-    its JSON lines alone would have. A column is parsed with its type `in_lines` if that is JSON, or
-    if pyarrow cannot parse JSON as the type in `columns`. The result has types by name; None means
-    that pyarrow cannot parse the column's type, and that `in_lines` lacks the column.
+    `columns` is the schema of Parquet files and JSON lines, and `in_lines` of JSON lines alone. The
+    result has types by name; None is for a column that lines cannot hold.
     """
     types: dict[str, pa.DataType | None] = {}
     own = {field.name: field.type for field in in_lines}
@@ -413,8 +389,7 @@ def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType
 def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
     """Return a line with values of columns `texts` as JSON strings, to read them as text.
 
-    null stays null. Halves of surrogate pairs become U+FFFD in columns that are neither in `texts`
-    nor in `kept`.
+    Halves of surrogate pairs become U+FFFD in columns neither in `texts` nor in `kept`.
     """
     text, pieces, done = line.decode(), [], 0
     start = _SEPARATOR.match(text, text.find("{") + 1).end()  # type: ignore[union-attr]
@@ -441,10 +416,8 @@ def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
 def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Schema]:
     """Count JSON lines by the Arrow schema that pyarrow infers for them.
 
-    `content` is a block of whole lines. Adjacent lines whose types fit together have one schema.
-    Where types conflict, the lines are bisected into runs without conflict; counting ends after
-    `MOST_RUNS` runs and bad lines. Bad lines and blank lines are not counted. `texts` are names of
-    columns that hold any JSON, and are read as text.
+    Adjacent lines whose types fit together have one schema. Bad lines and blank lines are not
+    counted, and counting ends early after many conflicts. `texts` are columns to read as text.
     """
     lines = io.BytesIO(content).readlines()
     for index, line in enumerate(lines if texts else ()):
@@ -474,8 +447,7 @@ def frequent_columns(
     """Return the schema without columns in less than 1% of the lines, if it has more than 500.
 
     Each row of a frame would have all of these columns. Columns are counted in the lines of
-    `samples`, and columns named in `kept` stay. Lines with fields that the schema lacks are refused
-    when they are read.
+    `samples`, and columns named in `kept` stay.
     """
     if len(schema) <= MOST_COLUMNS:
         return schema
@@ -492,12 +464,9 @@ def frequent_columns(
 def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
     """Return the schema with int64 or uint64 in place of floats if all sampled values are integers.
 
-    Items of lists and fields of structs are changed, too. `samples` are blocks of the JSON lines
-    from which pyarrow inferred the schema. It infers floating point if one integer exceeds int64,
-    and then all of them lose digits, such as identifiers that are 64-bit hashes. The type is uint64
-    if some integers exceed int64 and none is negative. Integers that exceed 64 bits do not count;
-    if there are no others, the column stays floating point. Columns that lose digits anyway are
-    logged.
+    pyarrow infers floating point if one integer exceeds int64, and then all of them lose digits,
+    such as identifiers that are 64-bit hashes. Integers that exceed 64 bits do not count; if there
+    are no others, the column stays floating point.
     """
     if "double" not in str(schema.types):
         return schema
@@ -511,10 +480,7 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
 
 
 def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
-    """Return the type `kind`, with integers for floats at any nesting if all values are integers.
-
-    `name` is the column and field, for a warning about integers that lose digits.
-    """
+    """Return the type `kind` with integers for floats, also inside, if all values are integers."""
     if pa.types.is_list(kind):
         inner = [item for value in values if isinstance(value, list) for item in value]
         return pa.list_(_exact(kind.value_type, inner, name))

@@ -24,8 +24,7 @@ _watching: list[dict[str, Mapping[str, int]]] = []
 def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
     """Report files, lines and rows that could not be read, for the log of `left_out_logged`.
 
-    `piece` identifies the range of the input that has the `problems`. It counts once, even if it is
-    read several times. On a Dask worker, the report goes to the client.
+    `piece` identifies the range of the input, which counts once even if it is read several times.
     """
     if not (counts := counts_by_kind(problems)):
         return
@@ -37,11 +36,7 @@ def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
 
 @contextlib.contextmanager
 def left_out_logged() -> Iterator[None]:
-    """Log the number of files, lines and rows that reading left out in the block, as a warning.
-
-    It is logged at the end of the block, if there are any. Reading by workers of the current client
-    counts, too. If blocks are nested, only the outermost one logs.
-    """
+    """Log a warning after the outermost block if reading in it left out files, lines or rows."""
     counts: dict[str, Mapping[str, int]] = {}
     client = _client()
     events = [] if client is None else client.get_events(TOPIC)

@@ -89,10 +89,9 @@ def read_footers(
     storage_options: dict[str, Any],
     change: Callable[[pa.Schema, pq.FileMetaData], pa.Schema] | None = None,
 ) -> list[Footer]:
-    """Return the footer of each Parquet file, in order; several are read concurrently.
+    """Return the footer of each Parquet file, in order; broken files get one with a `problem`.
 
-    Broken files get a footer with a problem. ``change(schema, metadata)``, if given, returns the
-    schema to use in place of a file's own.
+    ``change(schema, metadata)``, if given, returns the schema to use in place of a file's own.
     """
     schemas: dict[pa.Schema, pa.Schema] = {}  # interned, because there may be very many files
 
@@ -124,8 +123,7 @@ class PartSizes:
     """Sizes in bytes of the parts of an input, which are slices that one task reads.
 
     Parts are small at the input's beginning, to show results early. A part has as many bytes as all
-    parts before it together, at least `first` and at most `usual`. `total` is the size of the
-    input.
+    parts before it together, at least `first` and at most `usual`.
     """
 
     first: int  # minimum bytes of a part
@@ -139,9 +137,8 @@ class PartSizes:
     def ends(self, offset: int, size: int, usual: int) -> list[int]:
         """Cut a range of `size` bytes into parts; return their end offsets, relative to the range.
 
-        The range begins at the byte `offset` of the input, all files in sequence. Parts have up to
-        `usual` bytes, which replaces `self.usual`. The last part may be larger, but less than twice
-        as large. The last end offset is `size`.
+        The range begins at the byte `offset` of the input. Parts have at most `usual` bytes, except
+        the last one, which has less than twice as many.
         """
         ends, end = [], 0
         while size - end >= 2 * (step := min(max(self.first, offset + end), usual)):
@@ -153,12 +150,10 @@ class PartSizes:
 class PartFinder:
     """Finder of an input's columns and parts (slices that one task reads).
 
-    The input has Parquet files and JSON lines. `needed` are columns that the job reads: if any
-    Parquet file has one, all must have it. `fields` are the columns to keep; None keeps all. If
-    `on_error` is "quarantine", an unreadable file becomes a part whose `problem` is the reason, to
-    be reported when tasks run. Otherwise it raises UnreadableInputError, unless the file is in
-    `expected`: the paths of files that were unreadable, in whole or in part, when an earlier job
-    annotated them. With `is_slow`, the parts of a small input are small, to balance workers.
+    `needed` are columns that the job reads: if any file has one, each Parquet file with rows must
+    have it. If `on_error` is "quarantine", an unreadable file becomes a part with a `problem`.
+    Otherwise it raises UnreadableInputError, unless the file is in `expected`. With `is_slow`, the
+    parts of a small input are small, to balance workers.
     """
 
     files: Sequence[InputFile]
@@ -174,9 +169,7 @@ class PartFinder:
         """Find the parts and columns, from footers of Parquet files and samples of JSON lines.
 
         Raises UnreadableInputError if nothing can be read, if a column is missing, or if columns of
-        the files do not fit together. An unreadable file or line also raises it, unless `on_error`
-        is "quarantine" or the file is in `expected` (files that annotation sets list as
-        unreadable).
+        the files do not fit together.
         """
         problems: list[tuple[Part, Problem]] = []
         samples: list[Lines] = []
@@ -217,15 +210,11 @@ class PartFinder:
     def schema(
         self, samples: Sequence[Lines], problems: Sequence[tuple[Part, Problem]] = ()
     ) -> InputSchema:
-        """Return the columns of the Parquet files and of `samples` of JSON lines.
+        """Merge the columns of the Parquet files, of `samples` of JSON lines, and of folder names.
 
-        Columns from folder names follow, and the reader's column of paths. Only the columns in
-        `fields` and the column of paths are kept; None keeps all except nameless indexes of Parquet
-        files. `problems` are files and byte ranges that could not be sampled. They are used only if
-        no file has a column that can be read: then the first problem, of these or of the other
-        files, is the reason in the UnreadableInputError. The error is also raised if a column's
-        types have no common type, if a column is missing, or if the reader has `types` but no JSON
-        lines.
+        `problems` are files and byte ranges that could not be sampled: they raise only if no column
+        can be read. Raises UnreadableInputError if a column is missing, or if its types have no
+        common type.
         """
         in_tables = self._in_tables
         types = dict(self.reader.types or {})
@@ -257,12 +246,7 @@ class PartFinder:
     def _merge_formats(
         self, in_tables: pa.Schema, in_lines: pa.Schema, samples: Sequence[Lines]
     ) -> pa.Schema:
-        """Merge the columns of Parquet files (`in_tables`) and of JSON lines (`in_lines`) by name.
-
-        A column without a common type raises UnreadableInputError, which names a file in `samples`
-        with that column. If `fields` is set and does not name it, it keeps its type in Parquet
-        files instead.
-        """
+        """Merge the columns of Parquet files, `in_tables`, and of JSON lines, `in_lines`."""
         columns = {field.name: field for field in in_tables}
         for field in in_lines:
             known = columns.get(field.name, field)
@@ -291,10 +275,7 @@ class PartFinder:
 
     @functools.cached_property
     def _footers(self) -> dict[str, Footer]:
-        """Footers (columns and row groups) of the Parquet files by path.
-
-        An all-null column gets Arrow's null type if its type does not fit other files.
-        """
+        """Footers (columns and row groups) of the Parquet files by path."""
         files = [file for file in self.files if file_format(file.path) == PARQUET]
         footers = read_footers(files, self.reader.storage_options)
         columns, schemas = self._merge_schemas(footers)
@@ -305,11 +286,7 @@ class PartFinder:
 
     @functools.cached_property
     def _in_tables(self) -> pa.Schema:
-        """Merged columns of the Parquet files, in contrast to columns of JSON lines.
-
-        If `fields` is None, columns that pandas or Dask write for an index without a name, such as
-        ``__index_level_0__``, are left out, unless there are no others.
-        """
+        """Merged columns of the Parquet files, in contrast to columns of JSON lines."""
         if not self._footers:
             return pa.schema([])
         columns, _ = self._merge_schemas([*self._footers.values()])
@@ -331,9 +308,8 @@ class PartFinder:
     def misfits(self, schema: InputSchema) -> dict[str, Problem]:
         """Return the problem of each Parquet file that is broken or does not fit `schema`, by path.
 
-        Raises UnreadableInputError for the first problem of a file, unless `on_error` is
-        "quarantine". Files in `expected` do not raise: an earlier job that annotated them has
-        listed them, or some of their rows, as unreadable.
+        Raises UnreadableInputError for the first problem, unless `on_error` is "quarantine" or the
+        file is in `expected`.
         """
         parts = []
         for file in self.files:
@@ -349,9 +325,7 @@ class PartFinder:
     ) -> list[Part]:
         """Return the parts of a Parquet file: runs of row groups, or shares of a run's rows.
 
-        A part is a slice that one task reads. `offset` is the file's byte offset in the input, that
-        is, the decompressed bytes of all files before it. A file that is broken or does not fit
-        `schema` is one part with a `problem`.
+        `offset` is the estimated number of decompressed bytes of all files before it.
         """
         footer = self._footers[file.path]
         problem = footer.problem or _misfit(file, footer, schema, self.needed)
@@ -376,10 +350,7 @@ class PartFinder:
         return parts
 
     def _merge_schemas(self, footers: Sequence[Footer]) -> tuple[pa.Schema, Collection[pa.Schema]]:
-        """Merge the columns of Parquet files; return them, and the schemas of files with rows.
-
-        A file without rows only adds columns that other files lack; its types are not compared.
-        """
+        """Merge the columns of Parquet files; return them, and the schemas of files with rows."""
         counts = Counter(footer.schema for footer in footers if any(footer.group_rows))
         columns = common_schema(counts, self.reader.known)
         known = {*columns.names}
@@ -398,8 +369,7 @@ class PartFinder:
     ) -> InputParts:
         """Join neighbouring whole files into parts, and return all parts of the input.
 
-        `sizes` are uncompressed bytes (None if unknown), and `offsets` byte offsets in the input,
-        both by path.
+        `sizes` (decompressed bytes; None if unknown) and `offsets` in the input are by path.
         """
         most, room_sizes = self.reader.files_per_partition, part_sizes
         if self.reader.part_bytes is None and (most or len(self.files) <= FEW_FILES):
@@ -475,10 +445,7 @@ class PartFinder:
         return sum(file.size_bytes or 0 for file in self.files)
 
     def _part_sizes(self, schema: InputSchema, total: int) -> PartSizes:
-        """Return the sizes of parts of an input of `total` bytes.
-
-        They do not depend on the cluster, because a job may continue on another cluster.
-        """
+        """Return part sizes, which do not depend on the cluster: a job may continue on another."""
         least = few = FAST_PART_BYTES
         if self.is_slow:
             least = max(SMALLEST_PART_BYTES, COLUMN_BYTES * len(schema.arrow))
@@ -497,12 +464,7 @@ class PartFinder:
         return is_cut and (path in self._footers or compression(path) is not None)
 
     def _ends_inside(self, path: str, sizes: PartSizes, offset: int, size: int) -> list[int]:
-        """Cut a run of row groups or a compressed file into parts; return their end offsets in it.
-
-        Parts grow as in `sizes`, but in a local file up to a fraction of the input if that is more
-        (see `MOST_SHARES`), and in a remote file without a limit. `size` bytes are cut, which begin
-        at the byte `offset` of the input, all files in sequence. The last end is `size`.
-        """
+        """Cut row groups or a compressed file of `size` bytes, as `PartSizes.ends` does."""
         usual = size
         if store_type(path).is_near:  # see MOST_SHARES
             whole = size if self._total_bytes <= SHARED_BYTES else sizes.total
@@ -511,10 +473,7 @@ class PartFinder:
 
     @functools.cached_property
     def _indivisible(self) -> set[str]:
-        """Paths of JSON lines files that cannot be read from the middle.
-
-        They are compressed, or their store does not deliver byte ranges.
-        """
+        """Paths of JSON lines files that are compressed, or whose store sends no byte ranges."""
         options = self.reader.storage_options
         return {
             file.path
@@ -579,9 +538,7 @@ class PartFinder:
     def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
         """Raise UnreadableInputError for the first of `problems`, unless tasks will report it.
 
-        Tasks report problems of all files with ``on_error="quarantine"``, else only of files in
-        `expected` (unreadable when annotated). `is_all` means that nothing of the input can be
-        read: then the first problem raises in any case.
+        If `is_all`, nothing of the input can be read, and the first problem raises in any case.
         """
         if self.on_error == "quarantine" and not is_all:
             return
@@ -602,10 +559,9 @@ def sampled_schema(
 ) -> pa.Schema:
     """Infer the columns of JSON lines from `samples` of whole lines.
 
-    Columns named in `texts` get the type JSON. Columns of `known` are always in the result; if its
-    types conflict with those of the samples, the latter win. If `kept` is given and there are more
-    than 500 columns, columns in less than 1% of the lines are left out, unless `kept` names them.
-    Timestamps become text, and columns with objects of more than 500 fields become JSON.
+    Columns named in `texts` may hold any JSON, and are text here. Columns of `known` are always in
+    the result. If `kept` is given and there are more than 500 columns, columns in less than 1% of
+    the lines are left out, unless `kept` or `known` names them.
     """
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
@@ -635,9 +591,7 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int, ...]]:
     """Join adjacent row groups into runs at least as large as a part; only the last may be smaller.
 
-    Returns the indices of each run's row groups; a file without row groups has one run without any.
-    `sizes` gives the size of a part, a slice that one task reads. `offset` is the file's byte
-    offset in the input, all files in sequence.
+    Returns the indices of each run's row groups; a file without row groups has one empty run.
     """
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
@@ -657,10 +611,7 @@ def _misfit(
 ) -> str | None:
     """Return the reason why a Parquet file does not fit the columns of `common`, or None.
 
-    No two of its columns in `common` may have one name. Types of its columns must fit, and folder
-    names may not give a column that other files hold. Columns in `needed` must be in the file if
-    other files have them; it may lack others, which become null. In a file without rows, only names
-    are checked.
+    If it has rows, it must have the columns in `needed` that other files have; it may lack others.
     """
     schema = common.arrow
     known = set(schema.names)

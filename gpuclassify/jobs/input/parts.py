@@ -91,11 +91,7 @@ class Part:
         return (replace(self, followers=()), *self.followers)
 
     def bounds(self, count: int) -> tuple[int, int]:
-        """Return the start and end of this part's share of `count` rows or bytes.
-
-        The share is a fraction of the rows of the row groups, or of the file's bytes. A part
-        without a share has all of them, from 0 to `count`.
-        """
+        """Return the start and end of this part's share of `count` rows or bytes."""
         first, end, shares = self.share or (0, 1, 1)
         return count * first // shares, count * end // shares
 
@@ -103,8 +99,7 @@ class Part:
     def is_whole_file(self) -> bool:
         """Whether this part is known to be the whole file `path`; `followers` are ignored.
 
-        A Parquet file counts only if it has no rows: otherwise the number of its row groups is
-        unknown here, and the part may have only some of them.
+        A Parquet file counts only if it has no rows, because its number of row groups is unknown.
         """
         if self.row_groups is not None:
             return self.rows == (0, 0)
@@ -118,9 +113,7 @@ class Part:
         """First position of this part's rows in the file, and end position; None if unknown.
 
         Positions are row numbers from 0 in Parquet files, and byte offsets in JSON lines, after
-        decompression: the rows are the lines that begin in the range. The end is infinite if
-        `length` is None. The range is None for a share of a JSON lines file, whose size is unknown
-        before it is decompressed. `followers` are ignored.
+        decompression; an unknown end is infinite. `followers` are ignored.
         """
         if self.rows is not None:
             first, end = self.bounds(self.rows[1] - self.rows[0])
@@ -172,10 +165,7 @@ class InputSchema:
 
     @property
     def file_fields(self) -> list[str]:
-        """Names of the columns that input files hold.
-
-        Others are from folder names, paths and annotation sets.
-        """
+        """Names of the columns that input files hold, without folders, paths and annotations."""
         others = (*self.folder_fields, self.path_field, *self.annotation_fields)
         return [name for name in self.arrow.names if name not in others]
 
@@ -192,12 +182,7 @@ class InputSchema:
 
     @property
     def in_lines(self) -> pa.Schema:
-        """Columns to parse from JSON lines, with the types for parsing.
-
-        They are the types in `arrow`, unless the input also has Parquet files and `line_types` has
-        another type for a column: the parsed values are then converted to the type in `arrow`.
-        Columns that lines cannot hold and the column of paths are not included.
-        """
+        """Columns to parse from JSON lines, with types from `line_types`, else from `arrow`."""
         types = [self.line_types.get(column.name, column.type) for column in self.pathless]
         pairs = zip(self.pathless.names, types, strict=True)
         return pa.schema([(name, kind) for name, kind in pairs if kind is not None])
@@ -209,10 +194,7 @@ class InputSchema:
         return replace(self.projected(names), is_projected=self.is_projected, annotations=())
 
     def projected(self, columns: Sequence[str]) -> InputSchema:
-        """Return the schema with only these columns of `arrow`, in this order.
-
-        Readers ignore all other columns of the files.
-        """
+        """Return the schema with only these columns of `arrow`, in this order."""
         return replace(
             self,
             arrow=pa.schema([self.arrow.field(name) for name in columns]),
@@ -239,11 +221,7 @@ class InputParts:
 
 @dataclass(frozen=True)
 class Limit:
-    """Limits for reading the beginning of a file: lines, decompressed bytes and compressed bytes.
-
-    Reading ends with a whole line, at the first limit reached. `rows` counts lines that are not
-    blank.
-    """
+    """Limits for reading whole lines from the beginning of a file, up to the first one reached."""
 
     rows: float = math.inf  # lines that are not blank
     line_bytes: float = math.inf  # decompressed bytes
@@ -252,13 +230,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Lines:
-    """Whole lines read from a range of a JSON lines file: the bytes, and the first one's offset.
+    """Whole lines read from a JSON lines file, or from a range of it.
 
-    `part` is the range, and `offset` the position of `content` in the decompressed file. If `part`
-    has a share, the lines are those of the whole file; see `in_share`. `share` is the fraction of a
-    whole file that was read before `Limit.stored_bytes` ended the reading; else 1, even if another
-    limit ended it. `long_lines` are lines that are too long, which `content` lacks. `cut` is the
-    message of the error that ended a truncated file, or None.
+    If `part` has a share of the file, `in_share` selects its lines.
     """
 
     part: Part
@@ -272,8 +246,7 @@ class Lines:
         """Return a table of the good lines, a row each, and the bad lines, sorted by offset.
 
         The table has the columns of `schema`, except the column of paths. If
-        `schema.has_positions`, the column `ROW_POSITION` has the byte offset of each line. The bad
-        lines include `long_lines`, which are reported only by the first of a file's shares.
+        `schema.has_positions`, the column `ROW_POSITION` has the byte offset of each line.
         """
         columns = schema.in_lines if schema.line_types else schema.pathless
         form = columns, schema.is_projected, schema.replaces_surrogates
@@ -297,11 +270,7 @@ class Lines:
         return table, sorted(bad, key=lambda line: line.offset)
 
     def in_share(self) -> Lines:
-        """Return the lines that begin in the part's share of the file, or all if it has no share.
-
-        The share is by bytes of `content`. Only the file's last share keeps `cut`, the error of a
-        damaged file, so that the error is reported once.
-        """
+        """Return the lines that begin in the part's share of the file; all if it has no share."""
         if self.part.share is None:
             return self
         ends = self.part.bounds(len(self.content))
@@ -318,11 +287,9 @@ def read_part(
 ) -> pd.DataFrame:
     """Read a part as a pandas frame with the dtypes of `schema`.
 
-    `columns` are the columns to read, in order; None for all. Columns that a file lacks are null.
-    If `on_error` is "quarantine", unreadable files, lines and rows are left out, and counted by
-    `report_left_out`. Otherwise the first one raises UnreadableInputError, unless annotation sets
-    list it as left out. A line with a column that the schema lacks is unreadable, too, unless
-    `columns` is given or `schema.is_projected`.
+    `columns` are the columns to read, in order; None for all. If `on_error` is "quarantine",
+    unreadable files, lines and rows are left out, and counted by `report_left_out`. Otherwise the
+    first one raises UnreadableInputError, unless annotation sets list it as left out.
     """
     schema = schema if columns is None else schema.projected(columns)
     annotations, tables = AnnotationReader(part, schema), []
@@ -340,18 +307,16 @@ def read_table(
     limit: Limit | None = None,
     annotations: AnnotationReader | None = None,
 ) -> tuple[pa.Table, list[Problem], float]:
-    """Read row groups of a Parquet file, or a byte range of a JSON lines file.
+    """Read a part without `followers`: row groups of a Parquet file, or a range of JSON lines.
 
-    `part` has no `followers`. `limit` ends the reading of a whole JSON lines file early; it is
-    ignored for other parts. Returns the good rows, the problems, and the fraction of the file that
-    was read, which is below 1 only if ``limit.stored_bytes`` stopped the reading. The table has the
-    columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`.
+    Returns the good rows, the problems, and the fraction of the file that was read, which is below
+    1 only if ``limit.stored_bytes`` stopped the reading. The table has the columns of
+    `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`. `limit` is ignored for row groups
+    and byte ranges. `annotations` is the reader of the whole part's annotations; None makes one if
+    needed.
 
-    `annotations` reads columns that earlier jobs wrote for the same rows; None makes such a reader
-    if the schema has annotation columns. If these are all columns, and exist for every row, the
-    input file is not opened. Unreadable files, lines and rows are returned as problems if
-    `on_error` is "quarantine", or if the earlier jobs recorded them as unreadable. Otherwise the
-    first one raises UnreadableInputError.
+    Unreadable files, lines and rows are problems if `on_error` is "quarantine", or if annotation
+    sets list them as unreadable. Otherwise the first one raises UnreadableInputError.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
@@ -389,11 +354,9 @@ def _read_file(
     limit: Limit | None,
     known: Collection[int | None] = (),
 ) -> tuple[pa.Table, list[Problem], float]:
-    """Read one range of a file without annotations; return good rows, problems and fraction read.
+    """Read one range of a file without annotations, as `read_table` does.
 
-    Problems at the positions `known` (row number or byte offset of a line in the file; None for the
-    whole file) never raise. Any other problem raises, unless `on_error` is "quarantine". See
-    `read_table` for other arguments and the fraction, which is 1 without a `limit`.
+    Problems at the positions `known` (row numbers or byte offsets; None: the file) never raise.
     """
     share = 1.0
     try:
@@ -426,11 +389,7 @@ def _read_file(
 
 
 def add_path_columns(table: pa.Table, path: str, schema: InputSchema) -> pa.Table:
-    """Return the table of a file with the columns that its path gives.
-
-    These are `schema.folder_fields`, from folder names such as ``lang=de``, and `schema.path_field`
-    with the path, without secrets.
-    """
+    """Return a file's table with the columns from its path: `folder_fields` and `path_field`."""
     table = fill_folder_values(table, schema.folder_fields, path)
     if schema.path_field not in schema.arrow.names:
         return table
@@ -463,17 +422,11 @@ def read_chosen(
     annotations: AnnotationReader,
     choice: RowChoice,
 ) -> tuple[pa.Table, list[Problem], int]:
-    """Read the rows of a piece that `choice` selects.
+    """Read the rows that `choice` selects from a part without `followers`.
 
-    A piece is a part without `followers`: row groups of a Parquet file, or a byte range of JSON
-    lines. Returns these rows, the problems, and the number of rows from which `choice` selected. If
-    `on_error` is not "quarantine", an unreadable file, line or row raises, unless annotation sets
-    list it as left out. `annotations` is the reader of the whole part's annotations.
-
-    The columns of `choice` are read first. Other columns are read only from Parquet row groups with
-    selected rows, and from JSON lines if any row is selected. All columns of all rows are read in
-    two cases: if `choice` reads columns of JSON lines, or if it reads columns of Parquet files and
-    bad rows are quarantined. Without a complete set, annotations count as columns of the files.
+    Returns these rows, the problems, and the number of rows from which `choice` selected.
+    `annotations` is the reader of the whole part's annotations, and `on_error` is as in
+    `read_table`. If possible, columns that `choice` does not need are read only if it selects rows.
     """
     names = [name for name in schema.arrow.names if name in choice.read_fields]
     reads_files = not {*names} <= {*schema.annotation_fields} or annotations.positions(part) is None
@@ -499,9 +452,7 @@ def read_chosen(
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
     """Yield parts with only those row groups of `part` that contain rows at `positions`.
 
-    Adjacent row groups are in one part. `positions` are row numbers in the Parquet file. JSON lines
-    are yielded unchanged, and so is a part with a `share`, which has a fraction of the rows of its
-    row groups.
+    JSON lines, and a part with a `share`, are yielded unchanged.
     """
     if part.row_groups is None or part.share is not None:
         yield part
@@ -527,13 +478,10 @@ def read_lines(
 ) -> Lines:
     """Read the lines that begin in a part, which is a JSON lines file or a byte range of it.
 
-    Lines of more than `max_line_bytes` are only in `long_lines` of the result. `limit` ends the
-    reading after a number of lines or bytes; it is ignored if the part is a byte range. If the part
-    is a share of its file (``part.share``), all lines of the file are read and returned;
-    `Lines.in_share` selects the lines of the share. A byte range of a compressed file is
-    decompressed from the file's beginning, but only lines of the range are returned. If the file is
-    truncated, the result has the lines before the damage, and the error's message in `cut`. Raises
-    BrokenContentError for a decompression bomb.
+    Lines of more than `max_line_bytes` are only in `long_lines` of the result. `limit` is ignored
+    if the part is a byte range. If the part is a share of its file (``part.share``), all lines of
+    the file are returned; see `Lines.in_share`. If a compressed file is truncated, the result has
+    the lines before the damage, and `cut`. Raises BrokenContentError if the file cannot be decoded.
     """
     codec, ahead_bytes = compression(part.path), None
     if part.length is not None and codec is None:
@@ -625,10 +573,7 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
 
 
 def _read_row_groups(file: pq.ParquetFile, part: Part, names: list[str]) -> tuple[int, pa.Table]:
-    """Read the columns `names` of a part; return its first row's number in the file, and a table.
-
-    The part is some row groups of a Parquet file, or a `share` (a fraction) of the rows of these.
-    """
+    """Read columns of a part; return the number of its first row in the file, and a table."""
     first, groups = part.rows[0] if part.rows else 0, list(part.row_groups or ())
     if part.share is None:
         return first, file.read_row_groups(groups, columns=names)
@@ -646,10 +591,7 @@ def _read_row_groups(file: pq.ParquetFile, part: Part, names: list[str]) -> tupl
 
 
 def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int) -> pa.Table:
-    """Return the first `rows` rows of a Parquet file, or all if it has fewer.
-
-    Little else of the file is read.
-    """
+    """Return the first `rows` rows of a Parquet file, or all if it has fewer."""
     batches: list[pa.RecordBatch] = []
     with open_store(file.path, storage_options).reading(file.size_bytes, LINE_BYTES) as opened:
         parquet = open_parquet(opened)
@@ -662,11 +604,7 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 
 
 def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
-    """Return the error to raise for a problem of a part.
-
-    Its message names the file and the line, byte or row, and ends with the advice of `CURES` for
-    `on_error`, "raise" or "whole". For the line number, the file may be read up to the line.
-    """
+    """Return the error for a problem of a part, with the advice of `CURES` for `on_error`."""
     where = str(part)
     if problem.offset is not None:
         number = line_number(part.path, problem.offset)
@@ -680,10 +618,7 @@ def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
 
 
 def line_number(path: str, offset: int) -> int | None:
-    """Return the number, from 1, of the line at a byte offset of the decompressed file.
-
-    Returns None for remote files, which would have to be fetched up to the offset.
-    """
+    """Return the line number, from 1, at an offset after decompression; None for remote files."""
     store = open_store(path)
     if not store.is_near:
         return None

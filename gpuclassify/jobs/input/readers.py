@@ -157,10 +157,7 @@ class FileReader(Declared):
     known: pa.Schema | None = field(default=None, init=False)
 
     def check_together(self) -> None:
-        """Move tokens of the Hub from the storage options to this process's memory.
-
-        This way no token is in a reader that is pickled or shown.
-        """
+        """Keep Hub tokens in this process's memory, so that no token is pickled or shown."""
         self._set("storage_options", keep_tokens(self.paths, self.storage_options or {}))
 
     def settings(self) -> dict[str, Any]:
@@ -174,10 +171,9 @@ class FileReader(Declared):
         return self.code()
 
     def select_files(self, names: Iterable[str], known: pa.Schema | None) -> FileReader:
-        """Return a copy of the reader that reads only some of its files.
+        """Return a copy of the reader that reads only the files with these real paths or URLs.
 
-        `names` are their real paths or URLs, without secrets. Columns of `known`, if any, are in
-        the schema even if these files lack them.
+        `names` have no secrets. Columns of `known` are in the schema even if these files lack them.
         """
         narrowed = copy.copy(self)
         narrowed._set("only", frozenset(names))
@@ -202,8 +198,7 @@ class FileReader(Declared):
             with different advice: "whole" is for an earlier corpus, which is never read in part.
             Files, lines and rows that annotations list as left out never raise.
         needed : collection of str
-            If any Parquet file has one of these columns, all must have it. Other columns may be
-            null.
+            If any file has one of these columns, each Parquet file with rows must have it.
         is_slow : bool
             Whether stages may be slow. If so, the parts of a small input are small, to balance the
             load of workers.
@@ -340,9 +335,8 @@ def read_files(
 def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
     """Return a lazy Dask frame of a reader's files, with one partition for each part.
 
-    Parts are those of `FileReader.find_parts`: row groups, byte ranges, or several small files. If
-    `on_error` is "quarantine", unreadable files, lines and rows are left out; "raise" raises for
-    the first one. Tokens of the Hub are sent to the workers of the current client.
+    Unreadable files, lines and rows raise, or are left out if `on_error` is "quarantine". Tokens of
+    the Hub are sent to the workers of the current client.
     """
     import dask.dataframe as dd
 
@@ -357,9 +351,7 @@ def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
 def read_columns(dataset: Any, names: Iterable[str | None], on_error: OnError) -> Any:
     """Return a lazy Dask frame of columns of a reader's files, or any other dataset unchanged.
 
-    `names` are the columns; a None among them is ignored. If all columns are from annotation sets,
-    no text of the input is read. Unreadable files, lines and rows raise, or are left out if
-    `on_error` is "quarantine".
+    A None among `names` is ignored. `on_error` is as in `frame_of`.
     """
     check_choice("on_error", on_error, ON_ERROR)
     if not isinstance(dataset, FileReader):
@@ -371,9 +363,8 @@ def first_rows(reader: FileReader, most: int, on_error: str = "raise") -> pd.Dat
     """Read the first `most` rows of a reader, and little else of its files.
 
     Columns and dtypes are inferred from these rows. If `on_error` is "quarantine", unreadable files
-    and lines among them are left out, so that there may be fewer rows; otherwise, they raise
-    UnreadableInputError. With annotations, whole parts are read, with the columns and dtypes of all
-    files.
+    and lines among them are left out, so that there may be fewer rows. With annotations, whole
+    parts are read, with the columns and dtypes of all files.
     """
     if reader.annotations:
         plan, frames, rows = reader.find_parts(on_error), [], 0
@@ -415,9 +406,8 @@ def rows_of(
 ) -> pd.DataFrame:
     """Convert rows that were read from `files` to a pandas frame with the reader's columns.
 
-    `read` has a path for each file that was read, and its content: a table for Parquet, `Lines` for
-    JSON lines. Lines that cannot be parsed, and files that do not fit the others, raise, or are
-    left out if `on_error` is "quarantine".
+    `read` has the path and content of each file that was read. Lines that cannot be parsed, and
+    files that do not fit the others, raise, or are left out if `on_error` is "quarantine".
     """
     lines = [content for _, content in read if isinstance(content, Lines)]
     finder = PartFinder(files, reader, on_error, (), reader.fields)
@@ -452,10 +442,7 @@ def _line_number(lines: Lines, bad: BadLine) -> int:
 def first_rows_lazily(reader: FileReader, most: int, on_error: str = "raise") -> dd.DataFrame:
     """Return the first `most` rows of a reader as a Dask frame, whose key is a hash of the rows.
 
-    The rows are read now, by `first_rows`, and the frame holds them in memory, in partitions of
-    about 1,000 rows. Raises UnreadableInputError if there are no rows. If `on_error` is
-    "quarantine", unreadable files and lines among them are left out; otherwise, they raise
-    UnreadableInputError.
+    The rows are read now, by `first_rows`. Raises UnreadableInputError if there are none.
     """
     import dask.dataframe as dd
 

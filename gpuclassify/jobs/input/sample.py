@@ -32,15 +32,11 @@ MOST_PARTITIONS = 8  # partitions of a Dask frame, which may be expensive to com
 
 
 class Piece(NamedTuple):
-    """Rows drawn from one piece of an input: a row group, byte range, file or Dask partition.
-
-    `rows` is the number of all rows of the piece, which may be an estimate. `size` is its size:
-    rows, bytes, or 1 if sizes are unknown.
-    """
+    """Rows drawn from one piece of an input: a row group, byte range, file or Dask partition."""
 
     frame: Frame
-    rows: float  # number of rows of the whole piece
-    size: float  # size of the whole piece: rows, bytes or 1
+    rows: float  # number of rows of the whole piece, which may be an estimate
+    size: float  # size of the whole piece: rows, bytes, or 1 if unknown
 
 
 @dataclass
@@ -58,13 +54,11 @@ class Sample:
     def of(
         cls, pieces: list[Piece], rows: int, size: float, is_whole: bool, left_out: Counter[str]
     ) -> Sample:
-        """Join drawn rows of pieces of an input (row groups, byte ranges, files or partitions).
+        """Join drawn rows of pieces to a sample of `rows` rows, or fewer if the input is smaller.
 
-        The result has `rows` rows, or fewer if the input is smaller. Each piece gives rows in
-        proportion to `Piece.rows`, the estimated number of all its rows; drawn rows are repeated if
-        they are too few. `size` is the size of the whole input, in the unit of `Piece.size`: rows,
-        bytes, or number of pieces. `is_whole` is whether the pieces are the whole input. `left_out`
-        counts unreadable files and lines by kind. Raises UnreadableInputError if the pieces have no
+        Each piece gives rows in proportion to `Piece.rows`; drawn rows are repeated if they are too
+        few. `size` is the size of the whole input, in the unit of `Piece.size`. `is_whole` is
+        whether the pieces are the whole input. Raises UnreadableInputError if the pieces have no
         rows.
         """
         from dask.dataframe.dispatch import concat
@@ -98,12 +92,9 @@ def sample_files(
     """Draw up to `rows` rows from all over the files of `source`, used to plan a job.
 
     Returns the sample, and the fraction of the input in the largest part (slice that one task
-    reads). The same `seed` draws the same rows. `Sample.textless` counts rows of files in which one
-    of the columns `text_fields` is null in all rows read. At most `stretch_bytes` are read from a
-    byte range of JSON lines. A large compressed file is read only at its beginning, as nothing else
-    can be read separately. Unreadable files and lines are left out and counted in `Sample.left_out`
-    if `on_error` is "quarantine"; otherwise, they raise. Raises UnreadableInputError if no row is
-    read.
+    reads). `text_fields` are the columns checked for `Sample.textless`, and `stretch_bytes` is the
+    maximum size of byte ranges drawn from JSON lines. If `on_error` is "quarantine", unreadable
+    files and lines are left out. Raises UnreadableInputError if no row is read.
     """
     rng, pieces = np.random.default_rng(seed), []
     textless, left_out = Counter[str](), Counter[str]()
@@ -137,12 +128,9 @@ def sample_files(
 
 
 def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
-    """Yield the row groups or line ranges of each part, each with its size.
+    """Yield the readable row groups or line ranges of each part, each with its size.
 
-    Sizes are rows in Parquet files, bytes of JSON lines, and stored bytes if the input has both. If
-    the size of any file is unknown, all sizes of line ranges are 1, and so are all others if the
-    input has both formats. Files with a problem are left out. If a compressed file is cut into
-    ranges, only the last one is yielded, extended to the whole file.
+    Sizes are rows if all files are Parquet, else stored bytes, or 1 if a file's size is unknown.
     """
     is_sized = all(file.size_bytes is not None for file in source.files)
     tables = [file for file in source.files if file_format(file.path) == PARQUET]
@@ -178,8 +166,7 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
 def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[Sample, float]:
     """Compute up to eight partitions of a Dask frame, and draw up to `rows` rows from them.
 
-    The partitions are from all over the frame. Returns the sample, and the estimated fraction of
-    the input in the largest partition. The same `seed` draws the same rows. Raises
+    Returns the sample, and the estimated fraction of the input in the largest partition. Raises
     UnreadableInputError if the computed partitions have no rows.
     """
     rng, count = np.random.default_rng(seed), len(partitions)

@@ -36,12 +36,10 @@ _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # such as /lang=de/
 
 
 def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = None) -> pa.Schema:
-    """Merge schemas into one with all their columns, where columns without values are text.
+    """Merge schemas as `merged_schema` does; columns without values become text.
 
-    The type of a column holds its values in all schemas. If types conflict, the most frequent wins:
-    `counts` has the number of files or lines with each schema. Columns of `known` are always in the
-    result, and their types have the least weight. Columns without values get the metadata
-    `NO_VALUES`.
+    Such columns get the metadata `NO_VALUES`. Columns of `known` are always in the result, and
+    their types have the least weight.
     """
     columns = []
     for field in merged_schema({**counts, known: counts.get(known, 0)} if known else counts):
@@ -53,9 +51,8 @@ def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = Non
 def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
     """Merge schemas into one with all their columns.
 
-    The type of a column holds its values in all schemas; it is null if no schema has another type.
-    If types conflict, the most frequent wins: `counts` has the number of files or lines with each
-    schema.
+    A column's type holds its values in all schemas, or in the most frequent ones if types conflict.
+    `counts` has the number of files or lines with each schema.
     """
     types: dict[str, Counter[pa.DataType]] = {}
     for schema, count in counts.items():
@@ -72,15 +69,12 @@ def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema that pyarrow inferred from JSON lines, with text in place of timestamps.
-
-    pyarrow takes a text for a timestamp if it looks like one.
-    """
+    """Return the schema with text for timestamps, which pyarrow infers from texts in JSON lines."""
     return changed_schema(schema, _without_dates)
 
 
 def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
-    """Return why `common` cannot hold a file's values without loss, by column; {} if it can.
+    """Return the reasons why `common` cannot hold a file's values, by column; {} if it can.
 
     `schema` has the columns of the file. Columns that `common` lacks are ignored.
     """
@@ -100,8 +94,8 @@ def nulls_untyped(
 ) -> pa.Schema:
     """Return a Parquet file's schema with the null type for columns `names` that are all null.
 
-    A nested column keeps its structure: each of its inner fields without values gets the null type.
-    Columns for which the file has no statistics keep their types.
+    In nested columns, all-null inner fields get the null type instead. Columns without statistics
+    in the file keep their types.
     """
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     leaves = iter(range(metadata.num_columns))
@@ -125,8 +119,8 @@ def nulls_untyped(
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the table with the columns of `schema`, cast to their types.
 
-    Columns that the table lacks are null. A column whose type in `schema` is JSON, but not in the
-    table, becomes the JSON texts of its values.
+    Columns that the table lacks are null. A column becomes JSON texts if only `schema` has the type
+    JSON for it.
     """
     columns, names = [], {*table.column_names}
     for field in schema:
@@ -140,9 +134,7 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def maps_as_json(schema: pa.Schema) -> pa.Schema:
     """Return the schema with JSON in place of columns whose objects have more than 500 fields.
 
-    Objects at any nesting count. Each such column is logged. Names of so many fields are usually
-    data, such as identifiers: later lines would have new ones, and each row of a frame would have
-    all of them.
+    Names of so many fields are usually data, such as identifiers: later lines would have new ones.
     """
     for index, field in enumerate(schema):
         if _most_fields(field.type) > MOST_FIELDS:
@@ -161,10 +153,7 @@ def _most_fields(kind: pa.DataType) -> int:
 
 
 def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
-    """Return the schema with only `fields`, in this order.
-
-    Raises UnreadableInputError if one is missing.
-    """
+    """Return the schema with only `fields`; raise UnreadableInputError if one is missing."""
     names = set(schema.names)
     for name in fields:
         if name not in names:
@@ -176,10 +165,7 @@ def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
 
 
 def named_type(column: str, name: str) -> pa.DataType:
-    """Return the Arrow type with a name such as "double" or "json".
-
-    Raises ValueError, which names the `column`, if there is none.
-    """
+    """Return the Arrow type called `name`, such as "double" or "json", or raise ValueError."""
     if name == "json":
         return pa.json_()
     try:
@@ -194,8 +180,7 @@ def named_type(column: str, name: str) -> pa.DataType:
 def set_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
     """Return the schema with other types for some columns; columns that it lacks are added.
 
-    `types` maps names of columns to names of Arrow types, such as "double", or "json". An added
-    column is logged. Raises ValueError for an unknown name of a type.
+    `types` maps names of columns to names of types, as for `named_type`.
     """
     columns = {field.name: field for field in schema}
     for name in types:
@@ -234,8 +219,7 @@ def folder_schema(paths: Iterable[str]) -> pa.Schema:
 def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dict[str, str]:
     """Return names of Arrow types of columns from folder names such as ``lang=de``, by column.
 
-    They are read from the ``job.json`` of the job that wrote the files. Without one, the dict is
-    empty.
+    They are read from the ``job.json`` of the job that wrote the files, if there is one.
     """
     roots = {path[: match.start()] for path in paths if (match := _FIRST_FOLDER.search(path))}
     types: dict[str, str] = {}
@@ -251,8 +235,7 @@ def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dic
 def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
     """Parse the values of columns from a path's folder names, such as ``lang=de``.
 
-    `schema` has the columns and their types. Returns the values by column; a value is None for
-    null. Raises UnreadableInputError if a value does not have the type.
+    A value is None for null. Raises UnreadableInputError if it does not have the type in `schema`.
     """
     from pyarrow import dataset
 
@@ -268,9 +251,8 @@ def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
 def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str | None:
     """Return the reason why a file cannot be read together with other files, or None.
 
-    The reason is a column that this file, at `path`, has only by a folder name such as ``lang=de``,
-    and that other files contain. `own` are the columns that the file contains, `common` the columns
-    that any file contains.
+    It cannot if a folder name such as ``lang=de`` gives a column that only other files contain.
+    `own` are the columns that this file contains, `common` the columns that any file contains.
     """
     by_folders = set(folder_schema([path]).names) - set(own)
     names = [name for name in common if name in by_folders]
@@ -283,10 +265,7 @@ def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str 
 
 
 def fill_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
-    """Return the table with nulls in the columns `fields` filled from a path's folder names.
-
-    ``lang=de`` fills the column ``lang`` with "de".
-    """
+    """Return the table with nulls in the columns `fields` filled from a path's folder names."""
     if fields:
         schema = pa.schema([table.field(name) for name in fields])
         for name, value in folder_values(path, schema).items():

@@ -80,10 +80,7 @@ class FileSource:
 
     @property
     def input_schema(self) -> InputSchema | None:
-        """Schema for tasks that read parts, without storage options, which may be secrets.
-
-        Only a `FrameSource` has None here.
-        """
+        """Schema for tasks that read parts, without storage options, which may be secrets."""
         return replace(self.input.schema, storage_options={})
 
     @property
@@ -97,10 +94,7 @@ class FileSource:
         return meta_frame(pa.schema([*self.input.schema.arrow, *self.lent]))
 
     def refuse_output(self, directory: Store, name: str) -> None:
-        """Raise ValueError if this job or its next run would read its own output.
-
-        `directory` is the output, and `name` the name of a file that the job writes there.
-        """
+        """Raise ValueError if the input overlaps the output `directory`; see `refuse_overlap`."""
         files = self.input.files
         paths = add_link_targets(self.reader.paths, files)
         real = (file.real for file in files)
@@ -144,10 +138,9 @@ class FileSource:
         }
 
     def frame(self, on_error: str, backend: str) -> LazyFrame:
-        """Return a lazy Dask frame whose partitions are the parts, read as tasks read them.
+        """Return a lazy Dask frame of the parts, as frames of `backend`: "pandas" or "cudf".
 
-        `backend` is the library of its frames, "pandas" or "cudf". Unreadable files, lines and rows
-        raise, or are left out if `on_error` is "quarantine".
+        Unreadable files, lines and rows raise, or are left out if `on_error` is "quarantine".
         """
         import dask.dataframe as dd
 
@@ -183,9 +176,9 @@ class FileSource:
 class FrameSource:
     """Source of a job that reads a Dask frame, whose partitions are the parts.
 
-    The frame is optimised once, because optimising may change its partitions. `identity` is a
-    dict that identifies the input; None means the frame's key. With an `identity`, the frame is
-    only simplified, which keeps its partitions.
+    The frame is optimised once, because optimising may change its partitions. With an `identity`, a
+    dict that identifies the input, it is only simplified, which keeps them. Without one, the
+    frame's key identifies the input.
     """
 
     has_index = True
@@ -216,19 +209,11 @@ class FrameSource:
         """Always None, because the size of a lazy frame is unknown."""
 
     def refuse_output(self, directory: Store, name: str) -> None:
-        """Raise ValueError if this job or its next run would read its own output.
-
-        `directory` is the output, and `name` the name of a file that the job writes there. Files
-        that the frame reads are known only if `read_files` or Dask's `read_parquet` made it.
-        """
+        """Raise ValueError if the input, as far as it is known, overlaps the output `directory`."""
         refuse_overlap(directory, name, *self._names, directory.storage_options)
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return settings that identify the input, by heading.
-
-        They are the settings passed to the constructor, or else the frame's Dask key, which is a
-        hash of its content, and its number of partitions.
-        """
+        """Return settings that identify the input, by heading."""
         if self._identity is not None:
             return self._identity
         return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
@@ -257,8 +242,7 @@ def refuse_overlap(
 ) -> None:
     """Raise ValueError if input files lie in the output, or input paths match its files.
 
-    `files` are paths of input files, `paths` those that a reader was given, and `name` is the name
-    of some file that the job writes into the output `directory`.
+    `paths` were given to a reader, and `name` is some file that the job writes to `directory`.
     """
     for folder in sorted({posixpath.dirname(file) for file in files}):
         if directory.holds(open_store(f"{folder}/file")):
@@ -306,14 +290,10 @@ def as_source(
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
-    `on_error` is as in `FileReader.find_parts`: with "quarantine", an unreadable file becomes a
-    part with a problem; otherwise it raises. With `lends_positions`, rows get those columns of
-    `POSITION_FIELDS` (file and position of a row) that are needed and not in the files. With
-    `keeps_partitions`, a frame has the same partitions each time it is read. With `is_slow`, the
-    parts of a small input of files are small, to balance workers.
-
-    Raises TypeError for other objects, and UnreadableInputError if files cannot be read, do not fit
-    together, or have no columns.
+    `on_error` and `is_slow` are as in `FileReader.find_parts`. With `lends_positions`, rows get the
+    columns of `POSITION_FIELDS` that are needed and not in the files. With `keeps_partitions`, a
+    frame has the same partitions each time it is read. Raises TypeError for other objects, and
+    UnreadableInputError if the input has no columns.
     """
     if isinstance(reader, FileReader):
         plan = reader.find_parts(on_error, needed, is_slow=is_slow)
@@ -349,8 +329,7 @@ def read_frame(
 ) -> Frame:
     """Read all or some columns of a part's good rows as a frame of `backend`, in a Dask task.
 
-    A part is a slice of the input, from one or several files. `files` are these files; if one has
-    changed, raises ChangedInputError. `columns` are the columns to read; None for all. Workers find
+    `files` are the part's input files; if one has changed, raises ChangedInputError. Workers find
     the storage options under `options_name`. Unreadable files, lines and rows raise, or are left
     out and counted by `report_left_out` if `on_error` is "quarantine".
     """
@@ -373,19 +352,18 @@ def read_pieces(
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
     """Read the pieces of a part; return good rows, problems, and the source for the part's record.
 
-    A part is a slice of the input that one task reads, and a piece its range of one file. `files`
-    are the input files of the pieces, in order; a file that is None, or any if the list is empty,
-    is not checked for changes. With `select`, only the rows that it chooses are read. The table has
-    the columns of `schema`. With `schema.has_positions`, which needs `files`, it also has
-    ``_place``, the row's position, and ``_file``, the file's name.
+    `files` are the input files of the pieces, in order. A None is not checked for changes, and
+    neither is any file if the list is empty. With `select`, only the rows that it chooses are
+    returned. With `schema.has_positions`, which needs `files`, the table also has ``_place``, the
+    row's position, and ``_file``, the file's name.
 
     The source is a dict: the path and range of a single piece, or else a list of such dicts under
-    ``files``, with numbers of rows. Files whose values in a column of `text_fields` are all null
-    are under ``textless``, with their numbers of rows, and files without rows under ``empty``.
+    ``files``, with numbers of rows. ``textless`` has the number of rows by path, for pieces where a
+    column of `text_fields` is null in all rows; other pieces of the file may have texts. ``empty``
+    lists the paths of whole files without rows.
 
     Unreadable files, lines and rows raise unless `on_error` is "quarantine", or annotation sets
-    list them as left out. Raises ChangedInputError if one of the files has changed since the job
-    began.
+    list them as left out. Raises ChangedInputError if one of `files` has changed.
     """
     annotations = AnnotationReader(part, schema)
 
@@ -435,8 +413,7 @@ def read_pieces(
 def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
     """Raise ChangedInputError at the end of the block if `file` has changed since the job began.
 
-    This error also replaces an error of the block, which the change has probably caused. Nothing is
-    checked if `file` is None.
+    This error also replaces an error of the block, which the change has probably caused.
     """
     try:
         yield
@@ -450,12 +427,7 @@ def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 
 
 def _describe(part: Part) -> dict[str, Any]:
-    """Return the path and range of a part of one file as a dict of JSON values, for its record.
-
-    Keys are ``path``, then ``row_groups`` (indices in a Parquet file), or ``start`` and ``length``
-    (bytes of JSON lines), and ``share`` and ``problem`` if set. A part without a length, which goes
-    to the end of its file, has no ``length``, and a ``start`` only if that is not 0.
-    """
+    """Return the path and range of a part of one file as a dict of JSON values, for its record."""
     plain = replace(part, rows=None, annotations=(), followers=())
     known = {key: value for key, value in asdict(plain).items() if value is not None}
     known["path"] = redacted(part.path)
