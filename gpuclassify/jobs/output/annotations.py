@@ -20,10 +20,7 @@ BOOKKEEPING = pa.schema([(FILE, pa.string()), (PLACE, pa.int64()), (LEFT_OUT, pa
 def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Schema:
     """Return the schema of an annotation set: bookkeeping columns, then the `new` columns.
 
-    An annotation set has one row per input row, and only the columns that a job adds. Bookkeeping
-    columns are ``_file``, ``_place`` (position in the file) and ``_left_out``. Fields named in
-    `labels` get metadata by which reports find them; other fields get none. The schema has metadata
-    for pandas.
+    Fields named in `labels` get metadata by which reports find them.
     """
     marked = [f.with_metadata(LABEL if f.name in labels else {}) for f in new]
     schema = pa.schema([*BOOKKEEPING, *marked])
@@ -36,11 +33,10 @@ def annotation_table(
 ) -> pa.Table:
     """Return a table of `schema` with one row per row of the input, ordered by file and position.
 
-    Files are in the order of `positions`. `new` has the new columns of the rows without `problems`.
-    `positions` has columns ``_file`` and ``_place`` (position in the file) of every row that could
-    be read. Rows with a problem are null in the new columns. Their ``_left_out`` is "row", or
-    "line" if the row could not be read, also from a Parquet file; it is null in all other rows.
-    Problems without a position add no row.
+    `new` has the new columns of the rows without `problems`. `positions` has ``_file`` and
+    ``_place`` (position in the file) of every row that could be read. Rows with a problem are null
+    in the new columns. Their ``_left_out`` is "row", or "line" if the row could not be read. Files
+    are in the order of `positions`. Problems without a position add no row.
     """
     problems = [problem for problem in problems if problem.place is not None]
     failed = dict.fromkeys(((problem.file, problem.place) for problem in problems), LINE)
@@ -75,9 +71,7 @@ def annotation_table(
 def extents(table: pa.Table) -> dict[str, tuple[int, int, int]]:
     """Return (number of rows, first position, last position) by input file of an annotation table.
 
-    `table` has columns ``_file`` and ``_place`` (row number in a Parquet file, byte offset of the
-    line in a JSON lines file). The dict has the files in the order of their first rows in the
-    table, which readers rely on.
+    The dict has the files in the order of their first rows in the table, which readers rely on.
     """
     groups = table.select([FILE, PLACE]).group_by(FILE, use_threads=False)
     functions = ("count", "min", "max")

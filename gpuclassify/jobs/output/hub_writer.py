@@ -139,11 +139,7 @@ class HubWriter(FileWriter):
             remember_token(f"datasets/{self.repo}", token)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if repository, path, split or format are not valid.
-
-        A compression of None becomes the format's default, and an endpoint of None the Hub's
-        address, from HF_ENDPOINT if set.
-        """
+        """Check repository, path, split and format; set defaults of compression and endpoint."""
         from huggingface_hub import constants
 
         super().check_together()
@@ -153,10 +149,7 @@ class HubWriter(FileWriter):
         self._set("endpoint", self.endpoint or constants.ENDPOINT)
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments by name, without secrets.
-
-        Secrets are the token, the storage options, and parts of URLs.
-        """
+        """Return the constructor's arguments by name, without token, options and URL secrets."""
         return super().settings() | {"staging": redacted(self.staging)}
 
     @property
@@ -187,11 +180,9 @@ class HubWriter(FileWriter):
     def check(self, parts: int) -> None:
         """Raise an error if the Hub would refuse the upload, as far as that can be known now.
 
-        Called before work begins; nothing is written. `parts` is the number of the job's parts,
-        which become files if `output_bytes` is 0. Raises ValueError for more files than a folder of
-        the Hub may have. Raises FileExistsError if the split has files that this job did not write
-        and `overwrite` is false. Raises Hub errors if the repository cannot be read. The Hub is not
-        asked if the files in `staging` are complete.
+        Nothing is written. Raises ValueError for too many files, FileExistsError if the split has
+        files that this job did not write and `overwrite` is false, and Hub errors if the repository
+        cannot be read. The Hub is not asked if the files in `staging` are complete.
         """
         if not self.output_bytes:
             _check_count(parts)
@@ -199,22 +190,17 @@ class HubWriter(FileWriter):
             self.target.check(self._read_commit().get("files", {}))
 
     def is_uploaded(self) -> bool:
-        """Return whether an earlier run has committed exactly the files that are in `staging`.
-
-        A file in `staging` records the last commit; the Hub is not asked. The output in `staging`
-        must be complete.
-        """
+        """Return whether an earlier run has committed exactly the files that are in `staging`."""
         files = staged_files(self.directory, self.target, self.encoding.suffix)
         return self._earlier_commit({file.path: file.digest for file in files}) is not None
 
     def upload(self, client: Client | None, *, restart: bool = False) -> str:
         """Upload the files in `staging`, add them in one commit, and return the commit's URL.
 
-        Workers of `client` upload, or this process if it is None. If an earlier run has committed
-        the same files, nothing is sent, unless `restart` is true. After a failure, files in
-        `staging` and uploaded files stay: run the same job again. Raises ValueError for too many or
-        changed files, FileExistsError if the split has files that this job did not write and
-        `overwrite` is false, and Hub errors.
+        If an earlier run has committed the same files, nothing is sent, unless `restart` is true.
+        After a failure, run the same job again. Raises ValueError for too many or changed files,
+        FileExistsError if the split has files that this job did not write and `overwrite` is false,
+        and Hub errors.
         """
         directory, target = self.directory, self.target
         files = staged_files(directory, target, self.encoding.suffix)
@@ -273,10 +259,7 @@ def _check_names(repo: str, path: str, split: str) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """Destination of an upload: a split in a folder of a dataset repository of the Hub.
-
-    Attributes are the settings of `HubWriter`; `path` is the folder in the repository.
-    """
+    """Split in a folder of a dataset repository of the Hub, with settings of `HubWriter`."""
 
     repo: str
     path: str  # empty for the repository's root
@@ -295,10 +278,7 @@ class Target:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def name(self, number: int, count: int, suffix: str) -> str:
-        """Return a file's path in the repository, such as ``data/train-00012-of-00128.parquet``.
-
-        `number` counts from 0 to `count` - 1, and `suffix` is the extension.
-        """
+        """Return a file's path in the repository, such as ``data/train-00012-of-00128.parquet``."""
         return posixpath.join(self.path, f"{self.split}-{number:05d}-of-{count:05d}{suffix}")
 
     def api(self) -> Any:
@@ -310,8 +290,7 @@ class Target:
     def head(self, tries: int = TRIES) -> str:
         """Return the hash of the branch's last commit; a busy Hub is tried up to `tries` times.
 
-        Raises DatasetMissingError without such a branch, and other errors of
-        `gpuclassify.hub.calls`.
+        Raises DatasetMissingError without such a branch.
         """
         look = functools.partial(self.api().dataset_info, revision=self.revision, expand=["sha"])
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
@@ -319,9 +298,8 @@ class Target:
     def make(self) -> None:
         """Create the repository and the branch, unless they exist.
 
-        Raises errors of `gpuclassify.hub.calls`, such as for a token without write access. The Hub
-        is not asked to create an existing repository, because a token may be allowed to write to a
-        repository but not to create it.
+        The Hub is not asked to create an existing repository, because a token may be allowed to
+        write to a repository but not to create it.
         """
         api = self.api()
         try:
@@ -343,10 +321,9 @@ class Target:
     ) -> dict[str, str]:
         """Return the digest of each file directly in the folder at a commit, by path.
 
-        Returns {} if there is no such folder. Digests are SHA-256 for large files, and Git's SHA-1
-        for others. With `has_files`, the folder is known to exist, and the request is retried if
-        the Hub does not show the folder yet; so it is in any case if the Hub does not show the
-        commit yet. `tries` limits the tries. Raises errors of `gpuclassify.hub.calls`.
+        Digests are SHA-256 for large files, and Git's SHA-1 for others. With `has_files`, the
+        folder is known to exist, and the request is retried if the Hub does not show it yet;
+        otherwise, a missing folder gives {}.
         """
         api = self.api()
 
@@ -389,12 +366,10 @@ class Target:
             return ""
 
     def foreign_files(self, existing: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-        """List paths of the split's files that this job did not write.
+        """List paths of the split's files that `ours` lacks, or that have another digest there.
 
-        `existing` are digests of the folder's files, and `ours` digests of the job's files, both by
-        path. The split's files are Parquet and JSON lines files called ``{split}-...``. One is
-        foreign if `ours` lacks its path, or has another digest for it. Raises FileExistsError if
-        there are such files and `overwrite` is false.
+        `existing` (the folder's files) and `ours` (the job's files) have digests by path. Raises
+        FileExistsError if there are such files and `overwrite` is false.
         """
         names = re.compile(f"{re.escape(self.split)}-[^/]*")
         foreign = [
@@ -417,8 +392,7 @@ class Target:
 
         `ours` maps paths to digests, for files that an earlier run of the job has uploaded. Raises
         FileExistsError if the split has other files and `overwrite` is false, and Hub errors if the
-        repository cannot be read. A branch that does not exist yet is no error, nor is a repository
-        if there is a token to create it.
+        repository cannot be read. A branch or repository that an upload would create is no error.
         """
         from huggingface_hub import get_token
 
@@ -446,9 +420,8 @@ class StagedFile:
 def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFile]:
     """List the files with rows in `directory`, the output of a finished job.
 
-    If no file has rows, only the first file is listed, to upload its columns. `target` makes the
-    paths in the repository, with the extension `suffix`. Raises FileNotFoundError if the job is not
-    finished, and ValueError if its manifest lacks some of its parts.
+    If no file has rows, only the first file is listed, to upload its columns. Raises
+    FileNotFoundError if the job is not finished, and ValueError if its manifest is incomplete.
     """
     records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
     parsed = [record for record in records if record is not None]
@@ -471,10 +444,7 @@ def upload_and_commit(
 ) -> str:
     """Upload missing files, add all files in one commit, and return the commit's hash.
 
-    Workers of `client`, or this process if it is None, read the files in `staging` and send content
-    that the Hub's store does not have. Raises ValueError if a staged file has changed, or if small
-    files exceed `MOST_INSIDE_BYTES` together. Raises FileExistsError if the split has files that
-    this job did not write and they may not be overwritten. Raises Hub errors.
+    Workers of `client`, or this process if it is None, read the files in `staging` and send them.
     """
     existing = target.digests(target.head())
     digests = {file.path: file.digest for file in files}
@@ -495,11 +465,7 @@ def upload_and_commit(
 
 
 def _read_card(staging: Store, target: Target) -> str:
-    """Return the section for the dataset card that the job's report wrote, in Markdown.
-
-    Its heading gets the target's folder and split. Returns "" if the section is missing, or larger
-    than `MOST_CARD_BYTES`.
-    """
+    """Return the dataset card's section that the job's report wrote; "" if missing or too large."""
     folder, name = posixpath.split(REPORTS[-1])
     size = staging.sizes(folder).get(name, 0)
     if not 0 < size <= MOST_CARD_BYTES:
@@ -520,7 +486,7 @@ def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
 
     Returns huggingface_hub's `CommitOperationAdd`, which has the content of small files only, and
     the Hub's digest of the content: SHA-256 for large files, Git's SHA-1 for others. Raises
-    ValueError if the file is not what the job wrote. Called on workers.
+    ValueError if the file is not what the job wrote.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -567,12 +533,8 @@ def _commit(
 ) -> str:
     """Replace the split's files by this job's files in one commit; return the commit's hash.
 
-    `additions` are huggingface_hub's operations for files that the Hub lacks; `digests` has the
-    Hub's digests of the job's files by path. Other files of the split are removed. The dataset card
-    is updated for `columns`, the files' schema (None: unknown), and gets the text `section` unless
-    it is empty. If the branch has exactly these files of the split already, the hash of its last
-    commit is returned. Retries if the Hub is busy or others commit. Raises HubRefusedError if the
-    commit lacks files, FileExistsError if files may not be replaced, and other Hub errors.
+    `additions` are operations for files that the Hub lacks, and `digests` the Hub's digests of the
+    job's files by path. If the branch has these files already, its last commit is returned.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -628,11 +590,9 @@ def card_with_split(
 ) -> str:
     """Return the text `card` of a dataset card (README.md), updated for new `files` of the split.
 
-    The split is the one of `target`. A card may list files, columns and row counts of splits, which
-    `datasets` then expects. The split's files are added to the list, and descriptions that no
-    longer fit are removed. `files` are the split's paths, `folder` all paths in the target's folder
-    after the commit, and `columns` is the files' Arrow schema, or None if unknown. A warning is
-    logged if a description of columns is removed.
+    A card may list files, columns and row counts of splits, which `datasets` then expects. The
+    split's files are added to the list, and descriptions that no longer fit are removed. `folder`
+    has all paths in the target's folder after the commit, and `columns` is None if unknown.
     """
     from huggingface_hub import DatasetCard
 
@@ -663,12 +623,7 @@ def card_with_split(
 
 
 def _find_config(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
-    """Return the item of `configs`, configurations of a dataset card, that includes `files`.
-
-    It is the first whose ``data_dir`` or a pattern's folder is the target's folder, or with a
-    pattern that matches one of the paths `files`; else the default one. If there is neither, a new
-    one is appended to `configs`.
-    """
+    """Return the configuration for `files`, or the default one; append one if there is neither."""
 
     def holds(config: dict[str, Any]) -> bool:
         patterns = [pattern for entry in _entries(config) for pattern in entry["path"]]
@@ -692,11 +647,9 @@ def _find_config(configs: list[dict[str, Any]], target: Target, files: Collectio
 def _add_files(
     config: dict[str, Any], target: Target, files: Collection[str], folder: Collection[str]
 ) -> None:
-    """Make ``data_files`` of `config`, a dataset card's configuration, list the split's `files`.
+    """Change ``data_files`` of `config` in place, so that it lists the split's `files`.
 
-    Changes `config` in place. In the entries of the target's split, patterns for its folder that
-    match none of `folder` (all paths there after the commit) are removed, and a glob for the whole
-    split is added if `files` need it. Entries of other splits stay.
+    Patterns of the split for the target's folder that match none of `folder` are removed.
     """
     entries = _entries(config)
     ours = [entry for entry in entries if entry["split"] == target.split]
@@ -717,10 +670,7 @@ def _add_files(
 
 
 def _entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a configuration's ``data_files`` as new dicts of ``split`` and ``path`` (patterns).
-
-    ``path`` is a list. Files without a split are of "train".
-    """
+    """Return a configuration's ``data_files`` as new dicts of ``split`` and ``path`` (a list)."""
     files = config.get("data_files") or []
     if isinstance(files, dict):
         files = [{"split": split, "path": path} for split, path in files.items()]

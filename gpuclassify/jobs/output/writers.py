@@ -83,11 +83,7 @@ class FileWriter(Declared):
     storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
 
     def check_together(self) -> None:
-        """Raise TypeError if the path is empty, or ValueError for a wrong compression or URL.
-
-        The format must have the compression, and jobs must be able to write to the URL. A
-        compression of None becomes the format's default, and storage options of None become {}.
-        """
+        """Check path and compression, and set the defaults of compression and storage options."""
         compressions = PARQUET_COMPRESSIONS if self.file_format == PARQUET else JSONL_COMPRESSIONS
         if self.compression is None:
             self._set("compression", compressions[0])
@@ -110,10 +106,7 @@ class FileWriter(Declared):
 
     @property
     def annotates(self) -> bool:
-        """Whether the output has only the columns that the job adds, one row per input row.
-
-        False in this base class.
-        """
+        """Whether the output has only the columns that the job adds, one row per input row."""
         return False
 
     @property
@@ -129,20 +122,14 @@ class FileWriter(Declared):
 
     @property
     def directory(self) -> Store:
-        """Store that reads and writes files in the output directory.
-
-        Its storage options are kept in this process under a name, by which workers find them.
-        """
+        """Store that reads and writes files in the output directory."""
         name = name_of_options(f"output {redacted(self.address)}", self.storage_options)
         remember(name, self.storage_options)
         return open_store(self.address, self.storage_options, name)
 
     @property
     def sample_name(self) -> str:
-        """Name that an output file could have, such as "part.parquet".
-
-        Used to check that the job's input paths do not match its output.
-        """
+        """Name that an output file could have, to check that the input's paths do not match it."""
         return f"part{self.encoding.suffix}"
 
     @property
@@ -156,21 +143,17 @@ class FileWriter(Declared):
         return True
 
     def check(self, parts: int) -> None:
-        """Raise an error before work begins if a job of `parts` parts cannot be written.
-
-        This base class accepts any number.
-        """
+        """Raise an error before work begins if a job of `parts` parts cannot be written."""
 
     def is_uploaded(self) -> bool:
         """Return whether a finished output needs no upload, or is uploaded already; True here."""
         return True
 
     def upload(self, client: Client | None, *, restart: bool = False) -> str:
-        """Upload a finished output by workers of `client`, and return its URL.
+        """Upload a finished output by workers of `client`, and return its URL; here, do nothing.
 
-        This base class uploads nothing and returns "". With `restart`, subclasses that upload ask
-        the destination again even if an earlier run has uploaded everything. Without a `client`,
-        they upload from this process.
+        With `restart`, the destination is asked again even if an earlier run has uploaded
+        everything. Without a `client`, this process uploads. An output without upload returns "".
         """
         return ""
 
@@ -247,10 +230,7 @@ class AnnotationWriter(ParquetWriter):
         return False
 
     def below(self, folder: str) -> AnnotationWriter:
-        """Return a writer to the subfolder `folder` of this path, with `redo_changed` off.
-
-        "" is the path itself. Each later job on new files writes to its own subfolder.
-        """
+        """Return a writer to the subfolder `folder` ("": this path), with `redo_changed` off."""
         path = f"{self.path.rstrip('/')}/{folder}" if folder else self.path
         return replace(self, path=path, redo_changed=False)
 
@@ -357,8 +337,7 @@ def _publish(
 ) -> list[str]:
     """Rename written temporary files to `names`, remove `earlier` files, and return the new paths.
 
-    `written` has each file's temporary name and SHA-256, in the order of `names`. Names that are
-    also in `earlier` are replaced, not removed. The call may be repeated after a failure.
+    `written` has each file's temporary name and SHA-256. The call may be repeated.
     """
     directory = open_store(path, storage_options)
 
@@ -383,9 +362,8 @@ def _publish(
 def _earlier_files(directory: Store, overwrite: bool) -> list[str]:
     """List files, by relative path, that readers would take for part of the dataset.
 
-    Raises FileExistsError if there are any and `overwrite` is false. With `overwrite`, it raises
-    only for files that may not be replaced: behind a link, or in a folder not named like
-    ``lang=de``. Dask's ``_metadata`` and ``_common_metadata`` are listed, too, but are no error.
+    Raises FileExistsError if there are data files and `overwrite` is false, or if some may not be
+    replaced: behind a link, or in a folder not named like ``lang=de``.
     """
     start = len(directory.root) + 1
     earlier: dict[str, bool] = {}  # whether each file may be replaced, by name
