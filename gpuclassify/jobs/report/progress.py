@@ -32,10 +32,7 @@ MOST_LABELS_SHOWN, MOST_CHARS_SHOWN = 3, 300
 class JobProgress:
     """Display of a job's progress: fraction done, rows and tokens per second, time left, busy GPUs.
 
-    A context manager that shows progress during its block. Speeds are shown after the first part (a
-    slice of the input that one task processes), and the time left after three parts; both are shown
-    earlier, after a fifth of the work. The first part, the first row left out, and each step of a
-    job print a line that stays.
+    A context manager that shows progress during its block.
 
     Parameters
     ----------
@@ -112,10 +109,7 @@ class JobProgress:
             self._print()
 
     def waiting(self, what: str) -> None:
-        """Replace title and progress by a text, such as "Loading the model".
-
-        Without a live line, the text is written as a line at once.
-        """
+        """Replace title and progress by a text, such as "Loading the model"."""
         self._title = what
         if self._bar is None:
             self._write(what)
@@ -140,9 +134,7 @@ class JobProgress:
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
         """Show that `done` of the input's `total` parts are done, and the counts in `summary`.
 
-        A part is a slice of the input that one task processes. Pass this method to
-        `gpuclassify.jobs.pipeline.Pipeline.run` as `report`. Until the next call, the display also
-        counts finished rows of unfinished parts.
+        Pass this method to `gpuclassify.jobs.pipeline.Pipeline.run` as `report`.
         """
         if self._job is None or summary is not self._job[2]:
             self._share = 0.0
@@ -156,11 +148,7 @@ class JobProgress:
             self._print()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
-        """Show progress of a step of a job, such as "embeddings": `done` of `total` parts are done.
-
-        A part is a slice of the input that one task processes. If `title` is new, the last line of
-        the previous step stays.
-        """
+        """Show progress of a step, such as "embeddings": `done` of `total` parts are done."""
         if title != self._title and self._line != self._printed:
             self._print()
         self._title = title
@@ -197,12 +185,7 @@ class JobProgress:
         self.share(self._share, status)
 
     def _speed(self, summary: JobSummary, begun_rows: int, is_over: bool) -> str:
-        """Return rows and tokens per second of this run for a status line, such as ", 5.0 rows/s".
-
-        `summary` counts finished parts, and `begun_rows` are finished rows of unfinished parts.
-        Until the end, the time before the first progress is left out, when models were loaded. If
-        `is_over`, it is included, and the working time is added to the text.
-        """
+        """Return rows and tokens per second of this run as text, such as ", 5.0 rows/s"."""
         rows, text = summary.run_rows + begun_rows, ""
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
         start = summary.running.start
@@ -220,9 +203,7 @@ class JobProgress:
     def _time_left(self, left: float, summary: JobSummary, begun_rows: int) -> str:
         """Return the time left and use of a cluster's GPUs, as in ", 1:30 left, GPU 95% busy".
 
-        `left` is the ratio of work left to work done in this run, whose time is from `summary`:
-        until now if `begun_rows`, the finished rows of unfinished parts, is not 0; else until the
-        last part ended. GPUs are those of the client's workers; none are shown without a client.
+        `left` is the ratio of work left to work done in this run.
         """
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
@@ -246,10 +227,7 @@ class JobProgress:
 
 
 def _label_shares(summary: JobSummary) -> str:
-    """Return the most frequent labels so far with percentages of rows, for a status line.
-
-    They are from the first column with any labelled row. Returns "" if there is none.
-    """
+    """Return the most frequent labels with percentages of rows, for a status line, or ""."""
     columns = column_labels(summary.columns, summary.labelled, summary.stages)
     labels = next((labels for labels in columns.values() if labels.labelled), None)
     if labels is None:
@@ -262,8 +240,7 @@ def _label_shares(summary: JobSummary) -> str:
 def format_gpus(shares: list[float | None]) -> str:
     """Return a text such as ", GPU 95% 90% busy" for a status line, or "" if no use is known.
 
-    `shares` has the use of each GPU in percent, 0 to 100, and None if unknown. For more than eight
-    GPUs of known use, the text has their number, their mean and the lowest.
+    `shares` has the use of each GPU in percent, 0 to 100, and None if unknown.
     """
     known = [share for share in shares if share is not None]
     if not known:

@@ -49,9 +49,9 @@ GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Write ``report.json``, ``report.html`` and a dataset card into a job output's ``_report/``.
 
-    `parts` are sections that classifiers and jobs add to the report. No card is written if the job
-    has no provenance. Returns the content of ``report.json``. Raises FileNotFoundError if no job
-    has begun in `directory`, and DamagedMetadataError if its metadata cannot be parsed.
+    A job without provenance gets no card. Returns the content of ``report.json``. Raises
+    FileNotFoundError if no job has begun in `directory`, and DamagedMetadataError if its metadata
+    cannot be parsed.
     """
     report = report_of(directory, parts)
     directory.make(posixpath.dirname(REPORTS[0]))
@@ -65,10 +65,7 @@ def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str
 def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Return the content of ``report.json``: counts, speeds and settings by name, as JSON values.
 
-    `directory` is the job's output; nothing is written. Only slices of the input that are finished
-    are counted. `parts` are sections that classifiers and jobs add to the report. Raises
-    FileNotFoundError if no job has begun in `directory`, and DamagedMetadataError if its metadata
-    cannot be parsed.
+    Only finished parts are counted. Raises FileNotFoundError if no job has begun in `directory`.
     """
     job = read_job(directory)
     summary = JobSummary(output=str(directory))
@@ -126,8 +123,7 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
 def read_provenance(directory: Store) -> Provenance:
     """Read from a job's output which models and data sources made its columns and rows.
 
-    Raises FileNotFoundError if no job has begun in `directory`, and DamagedMetadataError if its
-    metadata cannot be parsed.
+    Raises FileNotFoundError if no job has begun there, and DamagedMetadataError for bad metadata.
     """
     job = read_job(directory)
     try:
@@ -145,8 +141,7 @@ def _throughput(
     """Return the working time in seconds, and up to 60 points [seconds, rows per second].
 
     `times` has (start of the run, start, end, rows) of each finished part, in seconds since 1970.
-    Working time excludes the time between runs. It is divided into equal intervals: a point has the
-    middle of an interval and the speed in it. Without parts, returns (0.0, []).
+    Working time excludes the time between runs.
     """
     if not times:
         return 0.0, []
@@ -205,10 +200,9 @@ def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) ->
 
 
 def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
-    """Return the share of time that GPUs were busy, and their peak memory; None without GPU.
+    """Return the share of time that GPUs were busy, and peak memory in bytes; None without GPU.
 
-    ``busy_share`` is None if the driver does not report it, as for MIG slices. Peaks, in bytes,
-    have their names in `GPU_PEAKS`; unknown ones are absent.
+    ``busy_share`` is None if the driver does not report it, as for MIG slices.
     """
     peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
     sampled_seconds = totals.get("device_sampled_seconds")
@@ -222,13 +216,10 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
 def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[float, float, int]]:
     """Return a histogram of scores: the lower edge, upper edge and number of rows of each bin.
 
-    `counts` are rows by bin number as text; bins are 0.05 wide, and bin 0 begins at 0. The
-    histogram goes from the lowest to the highest bin with rows, including empty bins between them.
-
-    A bin includes its lower edge, and the last bin also its upper edge, as in ``numpy.histogram``.
-    So a last bin that would hold only the `largest` score (None if unknown) is joined to the bin
-    below: scores from 0 to 1 get no bin that begins at 1. If the last bin is the only one and
-    begins at 0 or lower, it is not joined. Without rows, the list is empty.
+    `counts` are rows by bin number as text; bins are 0.05 wide, and bin 0 begins at 0. Empty bins
+    between others are included. A bin includes its lower edge, and the last bin also its upper
+    edge, as in ``numpy.histogram``. So a last bin that would hold only the `largest` score (None if
+    unknown) is usually joined to the bin below.
     """
     rows = {int(number): count for number, count in counts.items()}
     first, last = min(rows, default=0), max(rows, default=-1)
@@ -248,13 +239,11 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return a list of dicts: one for the rows read, and one per stage, in order.
+    """Return dicts with ``name`` and ``rows`` left, for the rows read and after each stage.
 
-    Each has ``name``, the stage's name or "rows read", and ``rows``, the number of rows that are
-    left after it. Stages also have ``dropped`` and ``would_drop``: dicts of the number of rows by
-    reason. Rows of ``would_drop`` fail a filter that only marks rows in a column. Where the number
-    of rows changes otherwise, between stages or at the ends, a dict named "other stages, left out"
-    is inserted. Returns [] without stages.
+    Stages also have ``dropped`` and ``would_drop``: numbers of rows by reason. Where the number of
+    rows changes otherwise, a dict named "other stages, left out" is inserted. Without stages, the
+    list is empty.
     """
     if not summary.stages:
         return []
@@ -274,11 +263,7 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return a job's settings by section, with the number of files in place of lists of files.
-
-    The section of an input gets that number as "files", and a file's name as "such as". Digests and
-    versions of a stage's code are among its settings.
-    """
+    """Return a job's settings by section, with the number of files in place of lists of files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
     settings = {
         name: {**values, **values.get(CODE, {})}
@@ -296,10 +281,7 @@ def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
-    """Render the content of ``report.json`` as an HTML page that needs no network.
-
-    `parts` are the sections that classifiers and jobs add. All text is escaped.
-    """
+    """Render the content of ``report.json`` as an HTML page that needs no network."""
     steps, stages = report["funnel"], report["stages"]
     rows_before = [step["rows"] for step in (*steps[:1], *steps[:-1])]
     added = [part.page(report) for part in parts]
@@ -340,12 +322,7 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
 
 
 def _title(report: Mapping[str, Any], titles: Sequence[str]) -> str:
-    """Return the first word of the page's title, from the content of ``report.json``.
-
-    It is "Annotated" if only new columns are written. Else it is the first of `titles`, which
-    `ReportPart`s propose. Without any, it is "Selected" if all stages are conditions on columns,
-    "Written" without stages, and else "Classified".
-    """
+    """Return the first word of the page's title, such as "Annotated" or the first of `titles`."""
     if annotates(report):
         return "Annotated"
     if titles:
@@ -377,10 +354,7 @@ def _marked(text: str) -> Markup:
 def join_bins(
     bins: Sequence[tuple[float, float, int]], most: int = MOST_BARS
 ) -> list[tuple[float, float, int]]:
-    """Join neighbouring bins of a histogram, (lower edge, upper edge, count), to at most `most`.
-
-    The same number of bins is joined each time, except at the end.
-    """
+    """Join neighbouring bins of a histogram, (lower edge, upper edge, count), to at most `most`."""
     joined = -(-len(bins) // most)
     groups = [bins[start : start + joined] for start in range(0, len(bins), joined)]
     return [(group[0][0], group[-1][1], sum(count for *_, count in group)) for group in groups]
@@ -391,10 +365,9 @@ def most_crossed(
 ) -> tuple[list[str], list[str], int, int]:
     """Return the most frequent labels of two columns, for a cross table of `most` by `most` cells.
 
-    `counts` are rows by the label in the first column, then by the label in the second column.
-    Returns up to `most` labels of the first column and of the second column, most frequent first,
-    then the number of rows whose two labels are equal, and the number of all rows. Both numbers
-    also count rows with other labels.
+    `counts` are rows by the label in the first column, then by the label in the second column. Also
+    returns the number of rows whose two labels are equal, and the number of all rows, both
+    including rows with less frequent labels.
     """
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}

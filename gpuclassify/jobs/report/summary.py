@@ -42,8 +42,8 @@ OTHER, NO_SOURCE = "(other)", "(null)"  # names of all rare sources, and of rows
 def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, int]]:
     """Count rows by bin of score, for each column in `columns` that the table has.
 
-    Returns numbers of rows by column, then by bin: ``floor(score / 0.05)``, as text. Bins without
-    rows are absent. Scores are clipped to -10 and 10. Null and non-finite scores are not counted.
+    Returns numbers of rows by column, then by bin: ``floor(score / 0.05)``, as text. Scores are
+    clipped to -10 and 10.
     """
     counts = {}
     for name in columns:
@@ -70,8 +70,7 @@ def largest_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, float]:
 def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Count rows by bin of the text's length in characters, for each column.
 
-    `texts` are Arrow columns by name. Returns numbers of rows by column, then by the bin's lower
-    edge in `LENGTH_EDGES`, as text. Bins without rows are absent. Null texts are not counted.
+    Returns numbers of rows by column, then by the bin's lower edge in `LENGTH_EDGES`, as text.
     """
     counts = {}
     for name, column in texts.items():
@@ -85,8 +84,7 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
     """Count rows by the labels in two columns, for each pair of the table's columns in `columns`.
 
     Returns numbers of rows by ``"FIRST and SECOND"``, then by the label in the first column, then
-    by the label in the second. Rows with a null in either column are not counted. Columns of lists
-    or structs are in no pair.
+    by the label in the second. Columns of lists or structs are in no pair.
     """
     agreements = {}
     present = [name for name in columns if name in table.column_names]
@@ -103,8 +101,8 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
 def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, dict[str, int]]:
     """Count rows by value of the source column, before (`read`) and after filters (`written`).
 
-    Each value, as text, has a dict with ``read`` and ``written``. The `MOST_LABELS` values with the
-    most rows read are listed; all others are summed up as "(other)". Null is "(null)".
+    Each value, as text, has a dict with ``read`` and ``written``; rare ones are folded by
+    `fold_rare`.
     """
     counts: dict[str, dict[str, int]] = {}
     for kind, column in (("read", read), ("written", written)):
@@ -119,9 +117,8 @@ def fold_rare(
 ) -> dict[str, dict[str, int]]:
     """Keep the `most` values with the most rows ``read``, and sum up all others as "(other)".
 
-    `counts` has a dict with ``read`` and ``written``, numbers of rows, for each value of the source
-    column. Values are sorted by rows read, largest first, and equal ones by name. "(other)" comes
-    last, in addition to the `most` values, and is absent if there are no others.
+    `counts` has a dict with ``read`` and ``written``, numbers of rows, for each value. Values are
+    sorted by rows read, largest first, and "(other)" comes last.
     """
     named = [item for item in counts.items() if item[0] != OTHER]
     named.sort(key=lambda item: (-item[1]["read"], item[0]))
@@ -163,11 +160,7 @@ class ColumnLabels:
         return any(labelled != written for _, labelled, written in self.rows)
 
     def share(self, labelled: int) -> str:
-        """Return a label's number of rows as a percentage of all labelled rows, such as ``12.5%``.
-
-        `labelled` is the number of rows with the label. The attribute of the same name, the number
-        of rows whose value is not null, is 100%.
-        """
+        """Return a number of rows as a percentage of all labelled rows, such as ``12.5%``."""
         return f"{labelled / (self.labelled or 1):.1%}"
 
 
@@ -176,12 +169,10 @@ def column_labels(
     labelled: Mapping[str, int],
     stages: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, ColumnLabels]:
-    """Return the counts of labels of each column, by column.
+    """Return the counts of labels of each column in `written`, by column.
 
     `written` has rows written by column and label, and `labelled` rows whose value is not null by
-    column. `stages` has counts by classifier, as in `JobSummary`. If a classifier labels the
-    column, its counts before filters are used. Otherwise the counts of rows written are used in
-    their place. Columns without an entry in `written` are left out.
+    column. If a classifier in `stages` labels the column, its counts before filters are used.
     """
     before: dict[str, Mapping[str, Any]] = {}
     for stage in stages.values():
@@ -199,10 +190,7 @@ def column_labels(
 
 
 def textless_warnings(counts: Mapping[str, int]) -> list[str]:
-    """Return a list with a warning on files without any text, or an empty list.
-
-    `counts` are the numbers of rows of such files, by file name.
-    """
+    """Return a list with a warning on files without any text, or an empty list."""
     files = some_of([f"{name} ({rows:,} rows)" for name, rows in most_frequent(counts).items()])
     warning = (
         f"no row has a text in {files}: they get no label, and columns that only they have are in "
@@ -386,30 +374,19 @@ class JobSummary:
 
     @property
     def rows_per_second(self) -> float:
-        """Number of rows that this run read, per second of wall time.
-
-        The time is from the submission of the run's first part (a slice of the input that one task
-        processes) to the end of its last part, without start-up. The result is 0 if this run has
-        finished no part.
-        """
+        """Rows that this run read, per second of `elapsed_seconds`; 0 at first."""
         return self.run_rows / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Number of tokens that models read in this run, per second of wall time.
-
-        The time is from the submission of the run's first part (a slice of the input that one task
-        processes) to the end of its last part, without start-up. The result is 0 if this run has
-        finished no part.
-        """
+        """Tokens that models read in this run, per second of `elapsed_seconds`; 0 at first."""
         tokens = self.totals.get("tokens", 0) - self.resumed_tokens
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     def add(self, record: Record, is_resumed: bool = False) -> None:
-        """Add the counts of a finished slice of the input, or of a file that joins several slices.
+        """Add the counts of a finished part, or of a file that joins several parts.
 
-        `is_resumed` is True if an earlier run of the job finished it. The job itself sets `files`
-        and `elapsed_seconds`.
+        `is_resumed` is True if an earlier run of the job finished them.
         """
         self.output_bytes += record.file_bytes
         for part in record.parts:
@@ -453,10 +430,7 @@ class JobSummary:
         add_counts(self.textless, {p: n for p, n in textless.items() if p not in self._with_texts})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes except `running` by name, as JSON values, and two speeds.
-
-        These are ``rows_per_second`` and ``tokens_per_second``.
-        """
+        """Return the attributes except `running`, and the two speeds, by name, as JSON values."""
         speeds = {"rows_per_second": self.rows_per_second}
         hidden = ("running", "_with_texts")
         values = {name: value for name, value in vars(self).items() if name not in hidden}
