@@ -80,10 +80,7 @@ class HFHead(CategoryHead):
         """Accept any model: never raises, because `columns` checks the number of outputs."""
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns of labels and outputs by name, from outputs, float32 (texts, labels).
-
-        Raises ValueError if there is not an output for each label.
-        """
+        """Return columns of labels and outputs by name, from outputs, float32 (texts, labels)."""
         if values.shape[1] != len(self.labels):
             raise ValueError(
                 f"the model gives {values.shape[1]} outputs a text, and {len(self.labels)} labels "

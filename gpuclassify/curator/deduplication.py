@@ -9,7 +9,7 @@ from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.corpus.dedup import exact, fuzzy, semantic
 from gpuclassify.corpus.dedup.removal import remove_duplicates
 from gpuclassify.curator.documents import DocumentDataset
-from gpuclassify.settings.checks import warn_once
+from gpuclassify.settings.checks import check_choice, warn_once
 
 
 class SemDedupConfig(SimpleNamespace):
@@ -102,11 +102,14 @@ class SemDedup(ExactDuplicates):
         settings = {"eps_to_extract": 0.01, "n_clusters": 1000, **vars(config), **options}
         model = settings.pop("embedding_model_name_or_path", Embedder.defaults["model"])
         poolings: dict[str, Any] = {"mean_pooling": "mean", "last_token": "last"}
-        pooling = poolings[settings.pop("embedding_pooling_strategy", "mean_pooling")]
+        strategy = settings.pop("embedding_pooling_strategy", "mean_pooling")
+        check_choice("embedding_pooling_strategy", strategy, tuple(poolings))
         rank = settings.pop("which_to_keep", "hard")
         warn_once(f"SemDedup: which_to_keep={rank!r} is not followed: the smallest id is kept")
         settings.pop("embedding_column", None)  # only for files between steps
-        settings["embedder"] = Embedder(model=model, pooling=pooling, text_field=input_column)
+        settings["embedder"] = Embedder(
+            model=model, pooling=poolings[strategy], text_field=input_column
+        )
         super().__init__(text_field=input_column, id_field=id_column, **settings)
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:

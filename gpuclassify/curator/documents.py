@@ -5,27 +5,25 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gpuclassify import cluster
 from gpuclassify.curator.pipeline import current_client
 from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.jobs.input.readers import read_files
+from gpuclassify.jobs.ledger.records import JOB
 from gpuclassify.jobs.output.writers import FileWriter, JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.jobs.stores.opening import open_store
-from gpuclassify.jobs.stores.store import Store
 from gpuclassify.settings.checks import check_ordered
 from gpuclassify.settings.old_spellings import modern_spellings
 
 _COPY, _PARTS = "copy of file name", "_parts_of_files"  # temporary column and folder
-_SUFFIXES = re.compile(r"(\.(jsonl|json|parquet|gz|part|snappy))+$")
+_SUFFIXES = re.compile(r"(\.(jsonl|json|parquet|gz|zst|part|snappy))+$")
 _GPU_OPTIONS = (
     *("protocol", "enable_cudf_spill", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async"),
     *("rmm_managed_memory", "rmm_release_threshold"),
@@ -113,14 +111,18 @@ class DocumentDataset:
         if keep_filename_column:  # the writer moves its column into the names of folders
             frame, column = frame.assign(**{_COPY: frame[name]}), _COPY
         folder, output = posixpath.join(output_path, _PARTS), kind(output_path).directory
+        if not output.has(posixpath.join(_PARTS, JOB)):  # parts left by an interrupted removal
+            output.remove_folder(_PARTS)
         writer = kind(folder, partition_by=column, compression=compression)
         files: dict[str, list[str]] = {}
         for part in Pipeline([frame, writer]).run(current_client()).files:
             value = unquote(posixpath.basename(posixpath.dirname(part)).partition("=")[2])
             stem = _SUFFIXES.sub("", posixpath.basename(value))
             files.setdefault(stem + writer.encoding.suffix, []).append(part)
+        encoding = replace(writer.encoding, partition_by=())
         for file, parts in files.items():
-            _join(output, file, parts)
+            with output.replacing(output.path(file)) as sink:
+                sink.write(encoding.join([*map(_read, parts)]))
         output.remove_folder(_PARTS)
 
     to_json = functools.partialmethod(_write, JsonlWriter)
@@ -186,16 +188,6 @@ def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
     for name in _GPU_OPTIONS if cluster_type == "cpu" else ("n_workers", "threads_per_worker"):
         settings.pop(name, None)
     return cluster.get_client(cluster_type, **settings)
-
-
-def _join(output: Store, name: str, parts: Sequence[str]) -> None:
-    contents = map(_read, parts)
-    with output.replacing(output.path(name)) as sink:
-        if name.endswith(".parquet"):
-            tables = [pq.read_table(pa.BufferReader(content)) for content in contents]
-            pq.write_table(pa.concat_tables(tables), sink, compression="zstd")
-        else:
-            sink.writelines(contents)
 
 
 def _read(path: str) -> bytes:

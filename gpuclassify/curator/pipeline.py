@@ -97,10 +97,13 @@ class Pipeline(pipeline.Pipeline):
         """Append a stage of this package or a custom `ModelStage`, and return this pipeline.
 
         A `TokenizerStage` directly before a `ModelStage` is replaced by one stage that does both.
+        Raises ValueError, and leaves the stages unchanged, if the two do not fit each other.
         """
         if isinstance(stage, ModelStage):
             has_tokenizer = bool(self.stages) and isinstance(self.stages[-1], TokenizerStage)
-            stage = stage.as_mapper(self.stages.pop() if has_tokenizer else None)
+            stage = stage.as_mapper(self.stages[-1] if has_tokenizer else None)
+            if has_tokenizer:
+                self.stages.pop()
         super().add_stage(stage)
         return self
 
@@ -140,6 +143,9 @@ class Results(JobSummary):
 
     ``results[n].data`` is a list with the name of file number n, from 0, as its only element.
     """
+
+    def __len__(self) -> int:
+        return len(self.files)
 
     def __getitem__(self, index: int) -> SimpleNamespace:
         return SimpleNamespace(data=[self.files[index]])
@@ -190,24 +196,22 @@ class _CuratorWriter(_CuratorArguments):
 
 
 class JsonlWriter(_CuratorWriter, writers.JsonlWriter):
-    """Counterpart of `gpuclassify.JsonlWriter` that also accepts Curator's arguments.
+    """`gpuclassify.JsonlWriter` that also accepts Curator's arguments.
 
     It writes a file for each partition. Curator's arguments are ``path``, ``mode`` and
     ``write_kwargs={"storage_options": ...}``. Mode "ignore", the default, continues a job;
-    "overwrite" starts over in every run and removes the output of earlier jobs; "error" raises
-    FileExistsError if the directory exists when the writer is made.
+    "overwrite" starts over in every run of the pipeline: when the run begins, the files that
+    earlier jobs wrote are removed, and no others; "error" raises FileExistsError if the directory
+    exists when the writer is made.
     """
 
 
 class ParquetWriter(_CuratorWriter, writers.ParquetWriter):
-    """Counterpart of `gpuclassify.ParquetWriter`; for arguments see `JsonlWriter`."""
+    """`gpuclassify.ParquetWriter` that also accepts Curator's arguments, as `JsonlWriter` does."""
 
 
 class LoadedByUser(TextMapper[ModelOptions]):
-    """Mapper that runs a torch module loaded by code of the user's object `source`.
-
-    `options` are settings of the mapper, such as ``model`` and ``text_field``.
-    """
+    """Mapper that runs a torch module loaded by code of the user's object `source`."""
 
     new_tokenizer: Callable[[], Any] | None = None  # None for the tokenizer in the model's files
 
@@ -222,10 +226,7 @@ class LoadedByUser(TextMapper[ModelOptions]):
 
     @abstractmethod
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Return the torch module with its weights, on any device.
-
-        `config` is the model's parsed ``config.json``.
-        """
+        """Return the torch module with its weights, on any device; `config` is ``config.json``."""
 
     @functools.cached_property
     def model(self) -> PinnedModel:
@@ -385,10 +386,7 @@ class StageMapper(LoadedByUser):
     """Mapper that runs a custom `ModelStage`, its `source`."""
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Call ``setup`` of a copy of the stage, and return the torch module that it has loaded.
-
-        The copy's ``model_identifier`` is the directory of the pinned files. `config` is not used.
-        """
+        """Call ``setup`` of a copy of the stage, and return the torch module that it has loaded."""
         stage = copy.copy(self.source)  # the stage itself keeps no model
         directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
         stage.model_identifier = str(directory)
@@ -396,20 +394,14 @@ class StageMapper(LoadedByUser):
         return stage.model
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return a tuple with the one head: the object that makes the stage's columns from outputs.
-
-        The columns' types are declared as ``new_columns``, or detected.
-        """
+        """Return a tuple with one head, which makes the stage's columns from the outputs."""
         declared = self.source.new_columns or self._kinds()
         check_column_types(self.__name__, declared)
         parts = (self.__name__, self.options, self.model)
         return (DeclaredColumns(*parts, declared=declared, compute=self._columns),)
 
     def _kinds(self) -> dict[str, str]:
-        """Detect each column's type by calling the stage's methods with zeros for two texts.
-
-        Returns type names, such as "float32", by column. Raises TypeError if a method fails.
-        """
+        """Return type names by column, found by calling the stage's methods with zeros."""
         labels = self.model.checkpoint.config.get("id2label")
         try:
             columns = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))

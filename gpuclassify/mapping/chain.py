@@ -76,19 +76,22 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
         raise ValueError("classify() got no mapper: pass at least one, such as DomainClassifier()")
     if limit is not None:
         check_count("limit", limit)
-        if isinstance(dataset, (list, tuple)):
-            dataset = dataset[:limit]
-        elif hasattr(dataset, "head"):  # a frame; a str is a single text
-            lazily = {"compute": False} if is_dask_frame(dataset) else {}
-            dataset = dataset.head(limit, **lazily)
+        dataset = _first_rows(dataset, limit)
     return Chain(mappers)(dataset)
 
 
-def joined(mappers: Iterable[Any]) -> Chain:
-    """Return a chain that runs the mappers one after another.
+def _first_rows(dataset: Any, limit: int) -> Any:
+    if hasattr(type(dataset), "mapped_by"):  # a dataset with a frame, such as Curator's
+        return dataset.mapped_by(lambda frame: _first_rows(frame, limit))
+    if isinstance(dataset, (list, tuple)):
+        return dataset[:limit]
+    if hasattr(dataset, "head"):  # a frame; a str is a single text
+        return dataset.head(limit, **({"compute": False} if is_dask_frame(dataset) else {}))
+    return dataset
 
-    A chain among `mappers` is replaced by its members, at any depth. Items are not checked.
-    """
+
+def joined(mappers: Iterable[Any]) -> Chain:
+    """Return one chain of the mappers; a chain among them is replaced by its members."""
     return Chain(tuple(_flat(mappers)))
 
 
@@ -102,13 +105,7 @@ def _flat(mappers: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Chain(PartitionMap):
-    """Mapper that runs other mappers one after another on each partition of a dataframe.
-
-    Attributes
-    ----------
-    mappers : tuple of PartitionMap
-        Mappers in run order. Each gets the frame that the previous one returned.
-    """
+    """Mapper that runs other mappers in order, each on the frame that the previous one returned."""
 
     mappers: tuple[PartitionMap, ...]
 
@@ -126,11 +123,7 @@ class Chain(PartitionMap):
         return self.mappers
 
     def check(self, frame: Frame) -> None:
-        """Raise an error unless each mapper can run on `frame` with the columns of earlier mappers.
-
-        Raises ValueError if two mappers write the same column, even with ``overwrite=True``.
-        `frame` may be empty.
-        """
+        """Raise an error unless the mappers can run in order, and write distinct columns."""
         counts = Counter(name for mapper in self.mappers for name in mapper.schema().names)
         if repeated := sorted(name for name, count in counts.items() if count > 1):
             names = [m.__name__ for m in self.mappers if set(m.schema().names) & set(repeated)]
@@ -150,11 +143,7 @@ class Chain(PartitionMap):
         return frame
 
     def meta_dtypes(self, frame: Frame) -> tuple[Any, ...]:
-        """Return the `meta_dtypes` of all mappers, each for the frame that it gets in the chain.
-
-        They are dtypes of Dask's meta that cannot be derived from a partition, such as the dtype of
-        new string columns.
-        """
+        """Return each mapper's `meta_dtypes`, for the frame that it gets in the chain."""
         known = []
         for mapper in self.mappers:
             known.append(mapper.meta_dtypes(frame))
@@ -162,10 +151,7 @@ class Chain(PartitionMap):
         return tuple(known)
 
     def map_lazily(self, dataset: LazyFrame) -> Any:
-        """Return the lazy result for a Dask frame, with one task per partition for all mappers.
-
-        If a mapper changes the dataframe library (`moves_frames`), each mapper has its own tasks.
-        """
+        """Return a Dask frame that runs the mappers on each partition of `dataset`."""
         if not self.moves_frames:
             return super().map_lazily(dataset)
         for mapper in self.mappers:
@@ -173,10 +159,7 @@ class Chain(PartitionMap):
         return dataset
 
     def narrowed(self, columns: Iterable[str]) -> Chain | None:
-        """Return a chain of the mappers that these result `columns` need; None if none is needed.
-
-        Needed mappers drop rows, write one of the columns, or write an input of a needed mapper.
-        """
+        """Return a chain of the mappers that drop rows or that `columns` need; None without any."""
         asked = set(columns)
         needed: list[PartitionMap] = []
         for mapper in reversed(self.mappers):
@@ -190,12 +173,7 @@ class Chain(PartitionMap):
         return joined([earlier, self])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return the result of running all mappers in order on a pandas or cudf frame.
-
-        Mappers tokenize a text once if their tokenizers are equal, and cut it at the same token or
-        not at all. Models with equal first layers run these layers once. `meta_dtypes` is the
-        result of the method `meta_dtypes`; None computes it for this frame.
-        """
+        """Run all mappers in order on a pandas or cudf frame, and return the result."""
         known: Any = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         with shared_tokens(), shared_layers(self.mappers):
             for mapper, dtypes in zip(self.mappers, known, strict=True):

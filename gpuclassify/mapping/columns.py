@@ -11,7 +11,6 @@ import pyarrow as pa
 from gpuclassify.mapping.heads import FLOAT32, SCORES, Columns, Head
 from gpuclassify.settings.checks import nearest
 
-# Type names for declared columns.
 COLUMN_TYPES = {
     "str": pa.string(),
     "float32": FLOAT32,
@@ -25,10 +24,8 @@ COLUMN_TYPES = {
 class DeclaredColumns(Head):
     """Head (converter of model outputs to columns) for columns that a user's class declares.
 
-    `declared` maps column names to type names of `COLUMN_TYPES`, such as the class's `new_columns`.
-    `compute`, such as its method `columns`, converts outputs, one row per text, to the columns'
-    values by name. `parts` are the first arguments of `Head`: owner, options and model. Raises
-    TypeError if `compute` is None.
+    `declared` maps column names to type names of `COLUMN_TYPES`. `compute` converts outputs, one
+    row per text, to the columns' values by name. `parts` are the first arguments of `Head`.
     """
 
     def __init__(
@@ -50,10 +47,7 @@ class DeclaredColumns(Head):
         return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in self._declared.items()]
 
     def check_settings(self) -> None:
-        """Raise ValueError if a setting about filters or about the lines of a text is set.
-
-        Such a setting, for example `filter_by`, has no meaning for declared columns.
-        """
+        """Raise ValueError if a setting about filters, or about the lines of a text, is set."""
         for name in (*self.options.filter_names, *self.options.line_names):
             if getattr(self.options, name) is not None:
                 raise ValueError(
@@ -62,19 +56,12 @@ class DeclaredColumns(Head):
                 )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the new columns by name, computed by the user's code.
-
-        `values` are the model's raw outputs, float32 (texts, outputs).
-        """
+        """Return the new columns by name, computed by the user's code from raw outputs."""
         return self._compute(values)
 
 
 def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
-    """Raise TypeError unless each declared column has one of the types in `COLUMN_TYPES`.
-
-    `columns` maps column names to type names, such as "float32". `owner` is the name of the
-    declaring class, for the message.
-    """
+    """Raise TypeError unless each declared column has one of the type names in `COLUMN_TYPES`."""
     for name, kind in columns.items():
         if kind not in COLUMN_TYPES:
             raise TypeError(
@@ -125,10 +112,7 @@ def check_are_new(
 
 
 def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
-    """Map the name of each new column with lists of floats to its list length; 0 if unknown.
-
-    `heads` are the converters of model outputs to columns.
-    """
+    """Map the name of each new column with lists of floats to its list length; 0 if unknown."""
     return {
         field.name: head.list_size
         for head in heads
@@ -140,8 +124,7 @@ def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
 def check_room(heads: Iterable[Head], rows: int, most_numbers: int) -> None:
     """Raise OverflowError if a list column of `rows` rows would hold over `most_numbers` numbers.
 
-    cudf limits the numbers in all lists of a column together. Columns whose lists have an unknown
-    length are not checked. `heads` are the converters of model outputs to columns.
+    cudf limits the numbers of all rows together. Lists of unknown length are not checked.
     """
     for name, numbers in list_sizes(heads).items():
         if rows * numbers > most_numbers:

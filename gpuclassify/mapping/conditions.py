@@ -68,10 +68,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Parse a condition such as ``score > 2``.
-
-        Raises ValueError if it is invalid or names no column.
-        """
+        """Parse a condition; raise ValueError if it is invalid or names no column."""
         tree = _parsed(text)
         named = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
         columns = dict.fromkeys(name.strip("`") for name in named)
@@ -80,11 +77,7 @@ class Condition:
         return cls(tuple(map(ast.unparse, _terms(tree))), tuple(columns))
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise ValueError if `schema` lacks a column, or TypeError if types cannot be compared.
-
-        Also raises TypeError if a term is no condition, such as ``a + 1``, and ValueError if a
-        calculation with constants is too large.
-        """
+        """Raise ValueError or TypeError unless the condition fits the columns of `schema`."""
         for name in self.columns:
             if name not in schema.names:
                 raise ValueError(
@@ -99,11 +92,10 @@ class Condition:
             raise ValueError(str(err)) from err
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
-        """Evaluate each term of the condition for every row of the table.
+        """Evaluate each term for every row of the table; a row meets the condition if all are true.
 
-        Terms are the operands of the top-level "and", so that a row meets the condition if all of
-        them are true. Returns a boolean array of the table's length for each term, by the term's
-        text in `terms`; null means unknown. Raises OverflowError if a calculation is too large.
+        Returns a boolean array (rows,) by the term's text in `terms`; null means unknown. Raises
+        OverflowError if a calculation is too large.
         """
         columns = {name: _plain(table[name]) for name in self.columns}
         for name, column in columns.items():  # a column with only nulls is read as text
@@ -130,10 +122,7 @@ def _evaluator(term: str) -> Callable[[Mapping[str, pa.Array], int], pa.Array]:
 
 
 def _parsed(text: str) -> ast.expr:
-    """Parse a condition to a Python syntax tree; backquotes stay in the names of `ast.Name` nodes.
-
-    Raises ValueError for invalid syntax, and for syntax that conditions may not use.
-    """
+    """Parse a condition to a syntax tree; quoted names keep their backquotes in `ast.Name`."""
     quoted: list[str] = []
     mark = "_quoted"
 
@@ -215,10 +204,7 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array of a type that Arrow can compare; NaN becomes null.
-
-    Types that conditions cannot compare, such as lists, stay.
-    """
+    """Prepare a column for comparisons: one array, of a wide type if possible, with NaN as null."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column, kind = pa.chunked_array([c.storage for c in column.chunks], kind.storage_type), kind
@@ -343,6 +329,13 @@ def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: 
             right = _as_time(right, left.type)
         elif kinds[1] in _TIMES and kinds[0] == "text":
             left = _as_time(left, right.type)
+        elif {*kinds} == {"time", "time with a zone"}:
+            nodes = dict(zip(kinds, map(ast.unparse, (one, other)), strict=True))
+            raise TypeError(
+                f"where= compares {both}: {nodes['time with a zone']!r} has a zone and "
+                f"{nodes['time']!r} has none: convert one of them before, such as by "
+                ".dt.tz_localize() of pandas"
+            )
         elif kinds[0] != kinds[1]:
             raise TypeError(f"where= compares {both}: compare {kinds[0]} with {kinds[0]}")
         return _compare_like(_COMPARE[type(op)], left, right)
@@ -386,11 +379,7 @@ def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Valu
 
 
 def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> Value:
-    """Apply the arithmetic operator `op` to operands; `parts` maps their syntax trees to values.
-
-    NaN becomes null. Raises OverflowError that names the first row whose result is too large.
-    `node` is the syntax tree of the whole calculation, for the message.
-    """
+    """Apply the operator `op` to the values in `parts`, by their syntax trees; NaN becomes null."""
 
     def calculate(*values: Value) -> Value:
         values = _alike(*values)
@@ -418,11 +407,7 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
 
 
 def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
-    """Find by bisection the first row where a calculation fails, and return the row's index.
-
-    ``calculate(*values)`` has raised ArrowInvalid. It is called again with the arrays in `values`
-    sliced to fewer of their `end` rows, and with constants unchanged.
-    """
+    """Find by bisection the first of `end` rows that makes ``calculate(*values)`` fail."""
     first = 0
     while end - first > 1:
         middle = (first + end) // 2
@@ -436,12 +421,7 @@ def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int)
 
 
 def _alike(*values: Value) -> tuple[Value, ...]:
-    """Convert arrays and constants of numbers, to calculate or compare with them.
-
-    With a float, all become float64, or float32 if all arrays are float32 and its range holds the
-    constants. Otherwise, integers stay; beside a decimal, all become decimals of `DIGITS` digits,
-    each with its own scale.
-    """
+    """Convert arrays and constants of numbers to a common kind: floats, integers or decimals."""
     if any(pa.types.is_floating(value.type) for value in values):
         arrays = {value.type for value in values if isinstance(value, pa.Array)}
         numbers = [value.as_py() or 0 for value in values if isinstance(value, pa.Scalar)]
@@ -468,10 +448,7 @@ def _without_nan(value: Value) -> Value:
 
 
 def _as_time(text: Value, kind: pa.DataType) -> Value:
-    """Parse texts as times of type `kind`, or of a finer unit so that no digit is lost.
-
-    Texts without a zone are in the zone of `kind`. Raises ArrowInvalid if a text is no such time.
-    """
+    """Parse texts as times of type `kind` or of a finer unit, in its zone if they name none."""
     text = text.cast(pa.string())
     if pa.types.is_time(kind):
         day = pc.binary_join_element_wise("1970-01-01", text, " ")

@@ -1,8 +1,7 @@
 """Dask expression of a mapper's lazy frame, so that Dask's optimizer skips rows and columns.
 
 Uses private names of Dask. If a version of Dask lacks one of them, importing this file fails, and
-`PartitionMap` uses `map_partitions` instead, with the same rows. (`jobs/output/writers.py` and
-recipes ask Dask's expressions which files a frame reads.)
+`PartitionMap` uses `map_partitions` instead, with the same rows.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ Dependents = Mapping[str, Sequence[object]]  # dependent expressions, by name of
 
 
 def optimizable(mapped: Any) -> Any:
-    """Return a mapped Dask frame with its expression replaced by a `RowMap`.
+    """Return a mapped Dask frame with its expression replaced by a `RowMap`, for Dask's optimizer.
 
-    Dask's optimizer can then move row filters and column selections below the mapper. `mapped` is
-    the result of ``map_partitions`` whose first argument, after the function, is the mapper.
+    `mapped` is the result of ``map_partitions(function, mapper, ...)``.
     """
     mapper = mapped.expr.args[1]
     kind = RowMap if mapper.drops_rows else LengthPreservingRowMap
@@ -39,8 +37,7 @@ def optimizable(mapped: Any) -> Any:
 class RowMap(MapPartitions):
     """Dask expression of a row-wise mapper, computed only for rows and columns that are needed.
 
-    Row filters on unchanged columns move below the mapper, so that dropped rows are not scored. A
-    selection of result columns becomes a selection of input columns.
+    Selections of columns, and row filters on unchanged columns, move below the mapper.
     """
 
     @property
@@ -67,10 +64,7 @@ class RowMap(MapPartitions):
         return None
 
     def _joined(self, parent: RowMap) -> Expr | None:
-        """Return one expression for this mapper and the next one, `parent`, which reads its result.
-
-        Returns None if joining saves nothing.
-        """
+        """Return one expression for this mapper and the next, `parent`; None if that is no gain."""
         chain, frame = parent.mapper.after(self.mapper), new_collection(self.frame)
         if chain is None:
             return None
@@ -87,8 +81,7 @@ class RowMap(MapPartitions):
     def _narrowed(self, parent: Expr, dependents: Dependents) -> Expr | None:
         """Return `parent`, a column selection or index, over a mapper that computes fewer columns.
 
-        It computes the columns that any of `dependents`, the expressions that read this one, needs:
-        they share one mapper, so that no row is scored twice. None if all columns are needed.
+        None if `dependents`, the expressions that read this one, need all columns.
         """
         asked = determine_column_projection(self, parent, dependents)
         asked = set(asked if isinstance(asked, list) else [asked])

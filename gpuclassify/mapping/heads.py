@@ -61,38 +61,25 @@ class Head(ABC):
 
     @property
     def list_size(self) -> int:
-        """Length of the lists in this head's columns with lists of floats; 0 if unknown.
-
-        By default, it is the model's number of outputs.
-        """
+        """Length of the lists of floats in this head's columns; 0 if it is unknown."""
         return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless this head can convert the outputs of the model to columns.
-
-        `checkpoint` is the model's description. Does nothing by default.
-        """
+        """Raise CheckpointError unless the head can convert the model's outputs; no check here."""
         return
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the mapper's settings fit this head and the model's labels.
-
-        Does nothing by default.
-        """
+        """Raise ValueError unless the settings fit this head and the model; no check here."""
         return
 
     def check_labels(self, *names: Any) -> None:
-        """Raise ValueError if one of the labels `names` is none that a row can get.
-
-        Does nothing by default.
-        """
+        """Raise ValueError if one of `names` is not a possible label of a row; no check here."""
         return
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert raw outputs, such as logits, to numbers that can be averaged.
+        """Convert raw outputs, such as logits, to numbers that can be averaged. Default: unchanged.
 
-        `outputs` are the dimensions that the head reads, with one row per text, or per window
-        (token sequence) of a long text. Default: unchanged.
+        `outputs` has one row per text, or per window (token sequence) of a long text.
         """
         return outputs
 
@@ -107,19 +94,10 @@ class Head(ABC):
 
     @abstractmethod
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the new columns by name, each an array or list with one value per text.
-
-        `values` are the result of the method `values`: by default activated outputs, such as
-        probabilities, float32 (texts, outputs).
-        """
+        """Return the new columns by name, with one value per text, from the result of `values`."""
 
     def arrays(self, values: np.ndarray) -> dict[str, pa.Array]:
-        """Return the new columns as Arrow arrays by name, with the types in `fields`.
-
-        Strings may be dictionary-encoded. `values` are the result of the method `values`. Raises
-        ValueError if `columns` returns other names than `fields`, a wrong number of values, or
-        values that do not convert to the type.
-        """
+        """Return the new columns as Arrow arrays by name; strings may be dictionary-encoded."""
         made, giver = self.columns(values), f"{self.owner}.columns()"
         fields = {field.name: field for field in self.fields()}
         if sorted(made) != sorted(fields):
@@ -135,19 +113,17 @@ class Head(ABC):
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Map the name of each filter in use to the mask of texts that pass it, bool (texts,).
 
-        Empty by default. `values` are the result of the method `values`. Names, such as "score",
-        are reasons to drop a text, in `gpuclassify.mapping.stage_counts.REASONS` or in `reasons` of
-        one of the head's `report_parts`.
+        Empty by default. `values` are the result of the method `values`. Names are reasons to drop
+        a text, in `stage_counts.REASONS` or in `reasons` of one of the head's `report_parts`.
         """
         return {}
 
     # Methods for the report of a job.
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return additional counts by name for a job's report; empty by default.
+        """Return counts by name to add to a job's report; empty by default.
 
-        `texts` has the text of each row of a partition, None for null. The job adds up the counts
-        of all partitions.
+        `texts` has the text of each row of a partition, None for null.
         """
         return {}
 
@@ -167,18 +143,12 @@ class Head(ABC):
         return TextOutcomes(texts, passed, labels, self.certainties(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return a finite number per text, (texts,), such as a probability; None by default.
-
-        Reports sort example texts by it. `values` are the result of the method `values`.
-        """
+        """Return a finite number per text, (texts,), to sort a report's examples. Default: None."""
         return None
 
 
 def labelling_head(heads: Sequence[Head]) -> Head:
-    """Return the first head with a label column, or the first head if none has one.
-
-    Heads convert a model's outputs to columns.
-    """
+    """Return the first head with a label column, or the first head if none has one."""
     return next((head for head in heads if head.label_field is not None), heads[0])
 
 
@@ -201,8 +171,7 @@ def arrow_array(
     """Convert a new column's values to an Arrow array of the field's type.
 
     Dictionary-encoded strings stay encoded, and chunked arrays chunked. Raises ValueError unless
-    there are `count` values that can be converted; texts, booleans and numbers are not converted to
-    each other. `giver` names the function that returned the values, for the message.
+    there are `count` values that can be converted; `giver` names their source in the message.
     """
     if len(values) != count:
         raise ValueError(

@@ -33,10 +33,7 @@ _MOST_LABELS = 60  # labels listed in a message
 
 
 class LabelHead(Head):
-    """Base class of heads (converters of model outputs to columns) with labels or scores.
-
-    They can also filter rows by label, confidence or score.
-    """
+    """Base class of heads (converters of model outputs to columns) with labels or scores."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -54,10 +51,7 @@ class LabelHead(Head):
 
     @property
     def scores_type(self) -> pa.DataType:
-        """Arrow type of a column with a score per label: list in output order, or struct.
-
-        A struct has one field per label. The setting `score_format` selects the type.
-        """
+        """Arrow type of a column with a score per label: list in output order, or struct."""
         if self.options.score_format == "list":
             return SCORES
         return pa.struct([(label, FLOAT32) for label in self.labels])
@@ -82,9 +76,8 @@ class LabelHead(Head):
     def check_minimums(self, are_several: bool) -> None:
         """Raise ValueError unless `min_score` and `line_min_score` fit a text's number of scores.
 
-        With several scores (`are_several`), a minimum must be given by label, for labels of the
-        model; with one, it must be a number. With several scores, `line_scores_field` needs a
-        `line_min_score` for exactly one label, whose score it then has.
+        With several scores (`are_several`), minimums are given by label; with one, they are
+        numbers. With several, `line_scores_field` needs a `line_min_score` for exactly one label.
         """
         options = self.options
         for name in ("min_score", "line_min_score"):
@@ -112,12 +105,11 @@ class LabelHead(Head):
     def check_classifier(
         self, checkpoint: Checkpoint, problem_type: str, labels: tuple[str, ...]
     ) -> None:
-        """Raise CheckpointError unless the model is one classifier of this problem type.
+        """Raise CheckpointError unless the model is a single classifier of this problem type.
 
-        It must have labels, and no more than one head. `labels` are the model's labels in output
-        order. The setting `labels`, if set, must be equal to them; only the length must be equal if
-        the model's labels are placeholders, such as ``LABEL_0``, are not strings in
-        ``config.json``, or occur twice.
+        `labels` are the model's labels in output order. The setting of this name, if set, must be
+        equal; only its length must be if the model's labels are placeholders, such as ``LABEL_0``,
+        or no distinct strings.
         """
         name, passed = checkpoint.identity.name, self.options.labels
         if not checkpoint.labels:
@@ -149,39 +141,28 @@ class LabelHead(Head):
             )
 
     def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Return ``{"label": mask}`` of the texts whose label is in `filter_by`; {} if not set.
-
-        `labels` has one label per text, object (texts,); the mask is bool (texts,).
-        """
+        """Return ``{"label": mask}`` of texts whose label is in `filter_by`; {} if not set."""
         if self.options.filter_by is None:
             return {}
         return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
 
     def passes_confidence(self, confidences: np.ndarray) -> dict[str, np.ndarray]:
-        """Return ``{"confidence": mask}`` of the texts that reach `min_confidence`; {} if not set.
-
-        `confidences` are the probabilities of the texts' labels, (texts,); the mask is bool
-        (texts,).
-        """
+        """Return ``{"confidence": mask}`` of texts that reach `min_confidence`; {} if not set."""
         minimum = self.options.min_confidence
         return {} if minimum is None else {"confidence": confidences >= np.float32(minimum)}
 
     def passes_score(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """Return ``{"score": mask}`` of the texts that reach `min_score`; {} if it is not set.
-
-        `scores` are float32 (texts,), or (texts, labels) for minimums by label; the mask is bool
-        (texts,).
-        """
+        """Return ``{"score": mask}`` of texts that reach `min_score`; {} if not set."""
         minimum = self.options.min_score
         return {} if minimum is None else {"score": self.reaches(scores, minimum)}
 
     def reaches(
         self, scores: np.ndarray, minimum: float | tuple[tuple[str, float], ...]
     ) -> np.ndarray:
-        """Return whether the scores of each text or line are at least `minimum`, bool (texts,).
+        """Return the mask of texts or lines whose scores are at least `minimum`, bool (texts,).
 
-        `scores` are float32 (texts,). They are (texts, labels) if `minimum` is pairs of label and
-        number; then a text must reach the number of each named label.
+        `scores` are (texts,), or (texts, labels) if `minimum` is pairs of label and number; then a
+        text must reach the number of each named label.
         """
         if not isinstance(minimum, tuple):
             return scores >= np.float32(minimum)
@@ -190,27 +171,17 @@ class LabelHead(Head):
         return np.all(scores[:, indices] >= least, axis=1)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the scores that are compared with minimum scores: `values` unchanged, by default.
-
-        `values` are activated outputs, such as probabilities, float32 (texts, labels).
-        """
+        """Return the scores that minimums are compared with: `values` unchanged, by default."""
         return values
 
 
 class CategoryHead(LabelHead):
-    """Head for single-label models: softmax probabilities, and the most probable label.
-
-    A head converts a model's outputs to columns. If several labels are equally probable, the first
-    one wins.
-    """
+    """Head for single-label models: softmax probabilities, and the (first) most probable label."""
 
     problem_type: ClassVar[str] = SINGLE_LABEL
 
     def fields(self) -> list[pa.Field]:
-        """Return the Arrow fields of the columns of label, scores and confidence.
-
-        A column without a name in the settings is omitted.
-        """
+        """Return the fields of label, scores and confidence, without columns that have no name."""
         return named_fields(
             (self.label_field, pa.string()),
             (self.options.score_field, self.scores_type),
@@ -218,18 +189,11 @@ class CategoryHead(LabelHead):
         )
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to probabilities by softmax over the labels, float32 (rows, labels).
-
-        A row is a text, or a window (token sequence) of a long text.
-        """
+        """Convert logits to probabilities by softmax over the labels, float32 (rows, labels)."""
         return softmax(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of label, scores and confidence by name, with one value per text.
-
-        `values` are probabilities, float32 (texts, labels). A column without a name in the settings
-        is omitted.
-        """
+        """Return the columns in `fields` by name, from probabilities, float32 (texts, labels)."""
         return named_columns(
             (self.label_field, label_array(values.argmax(axis=1), self.labels)),
             (self.options.score_field, scores_array(values, self.scores_type)),
@@ -237,27 +201,19 @@ class CategoryHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Map each filter in use to the mask of texts that pass it, bool (texts,).
-
-        Filters are "label", "confidence" and "score". `values` are probabilities, float32 (texts,
-        labels).
-        """
+        """Map the filters in use, "label", "confidence" or "score", to masks of texts that pass."""
         labels = np.asarray(self.labels, dtype=object)[values.argmax(axis=1)]
         passed = self.passes_label(labels) | self.passes_confidence(values.max(axis=1))
         return passed | self.passes_score(values)
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's most probable label, float32 (texts,).
-
-        `values` are probabilities, float32 (texts, labels).
-        """
+        """Return the probability of each text's most probable label, float32 (texts,)."""
         return values.max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the model is a classifier of this head's problem type.
+        """Raise CheckpointError unless the model is a classifier that fits head and settings.
 
-        Its labels must be the setting `labels`, if that is set, as in `check_classifier`. A
-        single-label model with only one label is refused, because its probability is always 1.
+        A single-label model with only one label is refused, because its probability is always 1.
         """
         self.check_classifier(checkpoint, self.problem_type, checkpoint.labels)
         if self.problem_type == SINGLE_LABEL and len(checkpoint.labels) == 1:
@@ -268,11 +224,7 @@ class CategoryHead(LabelHead):
             )
 
     def check_settings(self) -> None:
-        """Raise ValueError if a filter names an unknown label, or settings do not fit the model.
-
-        `min_score` and `line_min_score` must be given by label. `labels_field` needs a multi-label
-        model; structs of scores need `score_field` and distinct labels.
-        """
+        """Raise ValueError if a setting names an unknown label, or does not fit the model."""
         super().check_settings()
         self.check_minimums(are_several=True)
         if self.options.labels_field is not None and self.problem_type != MULTI_LABEL:
@@ -293,42 +245,29 @@ class CategoryHead(LabelHead):
 class MultiLabelHead(CategoryHead):
     """Head for multi-label models: a sigmoid probability per label, independent of other labels.
 
-    A head converts a model's outputs to columns. This one writes the columns of `CategoryHead`
-    (label, scores and confidence), and optionally a list of all labels that reach their thresholds.
+    It adds to `CategoryHead` an optional list of all labels that reach their thresholds.
     """
 
     problem_type = MULTI_LABEL
 
     def fields(self) -> list[pa.Field]:
-        """Return the Arrow fields of the columns of label, scores, confidence and all labels.
-
-        A column without a name in the settings is omitted.
-        """
+        """Return the fields of `CategoryHead`, and of the column of all labels if it has a name."""
         return [*super().fields(), *named_fields((self.options.labels_field, LABELS))]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to probabilities by sigmoid, float32 (rows, labels).
-
-        A row is a text, or a window (token sequence) of a long text.
-        """
+        """Convert logits to probabilities by sigmoid, float32 (rows, labels)."""
         return sigmoid(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of label, scores, confidence and all labels, by name.
-
-        The column of all labels lists each text's labels that reach their thresholds. A column
-        without a name in the settings is omitted. `values` are probabilities, float32 (texts,
-        labels).
-        """
+        """Return the columns in `fields` by name, from probabilities, float32 (texts, labels)."""
         all_labels = labels_array(self._are_given(values), self.labels)
         return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Map each filter in use to the mask of texts that pass it, bool (texts,).
 
-        Filters are "label", "confidence" and "score". With `labels_field`, a text passes "label" if
-        any of its labels that reach their thresholds is in `filter_by`. `values` are probabilities,
-        float32 (texts, labels).
+        With `labels_field`, a text passes "label" if any of its labels that reach their thresholds
+        is in `filter_by`.
         """
         passed = super().passes(values)
         if self.options.labels_field is not None and self.options.filter_by is not None:
@@ -337,21 +276,14 @@ class MultiLabelHead(CategoryHead):
         return passed
 
     def check_settings(self) -> None:
-        """Raise ValueError if a filter or threshold names an unknown label, or settings do not fit.
-
-        `min_score` and `line_min_score` must be given by label. Structs of scores need
-        `score_field` and distinct labels.
-        """
+        """Raise ValueError if a setting names an unknown label, or does not fit the model."""
         super().check_settings()
         if isinstance(self.options.thresholds, tuple):
             self.check_labels(*dict(self.options.thresholds))
             self.check_differ(*dict(self.options.thresholds))
 
     def _are_given(self, values: np.ndarray) -> np.ndarray:
-        """Return the mask of labels whose probability reaches their threshold, (texts, labels).
-
-        `values` are the probabilities. A label without a threshold in the settings has `THRESHOLD`.
-        """
+        """Return the mask of labels whose probability reaches their threshold, (texts, labels)."""
         thresholds = self.options.thresholds
         by_label = dict(thresholds) if isinstance(thresholds, tuple) else {}
         default = THRESHOLD if thresholds is None or by_label else thresholds
@@ -360,10 +292,7 @@ class MultiLabelHead(CategoryHead):
 
 
 class RegressionHead(LabelHead):
-    """Head for regression models: writes a column of the model's number or numbers, and no label.
-
-    A head converts a model's outputs to columns.
-    """
+    """Head for regression models: writes a column of the model's numbers, and no label."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -375,65 +304,40 @@ class RegressionHead(LabelHead):
         return self.options.score_field or "score"
 
     def fields(self) -> list[pa.Field]:
-        """Return the Arrow field of the score column, in a list.
-
-        Its type is float32 for a single number, else a list or struct of numbers.
-        """
+        """Return the field of the score column: float32, or a list or struct of several numbers."""
         kind = FLOAT32 if len(self.labels) == 1 else self.scores_type
         return [pa.field(self.score_field, kind)]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs unchanged, or their sigmoid if sentence-transformers applies it.
-
-        Its class CrossEncoder, for models that score pairs of texts, does so for some models.
-        """
+        """Return the outputs unchanged, or their sigmoid if sentence-transformers applies it."""
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the score column by its name, with one number, list or struct per text.
-
-        `values` are activated outputs, float32 (texts, outputs).
-        """
+        """Return the score column by its name, with one number, list or struct per text."""
         is_one = len(self.labels) == 1
         scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
         return {self.score_field: scores}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return ``{"score": mask}`` of the texts that reach `min_score`; {} if it is not set.
-
-        A text must reach each minimum if `min_score` has one by output. `values` are activated
-        outputs, float32 (texts, outputs); the mask is bool (texts,).
-        """
+        """Return ``{"score": mask}`` of texts that reach `min_score`; {} if not set."""
         return self.passes_score(self.scores(values))
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the numbers that are compared with minimum scores, (texts, outputs).
-
-        They are (texts,) if the model has only one output.
-        """
+        """Return the numbers that minimums are compared with; (texts,) if there is one output."""
         return values[:, 0] if len(self.labels) == 1 else values
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return the model's output for each text, (texts,), used to sort examples in reports.
-
-        None if the model has several outputs. `values` are activated outputs, float32 (texts,
-        outputs).
-        """
+        """Return the model's output for each text, (texts,); None if it has several outputs."""
         return values[:, 0] if len(self.labels) == 1 else None
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint is a regression model with one head.
-
-        Names of its outputs must be the setting `labels`, if that is set, as in `check_classifier`.
-        """
+        """Raise CheckpointError unless the model is a regression model that fits the settings."""
         self.check_classifier(checkpoint, REGRESSION, checkpoint.labels)
 
     def check_settings(self) -> None:
         """Raise ValueError for settings about labels, and for score settings that do not fit.
 
-        If the model has one output, a minimum score is a number, and `score_format` must be "list".
-        Otherwise, a minimum is given by name of the output. The default `label_field`, "preds", is
-        accepted, and no such column is written.
+        The default `label_field`, "preds", is accepted, and no such column is written.
         """
         options = self.options
         labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
@@ -460,30 +364,20 @@ HEADS: dict[str, type[LabelHead]] = {
 
 
 def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:
-    """Convert label ids, (texts,), to a dictionary-encoded array of label names; null for -1.
-
-    An id is an index into `labels`.
-    """
+    """Convert indices into `labels`, (texts,), to a dictionary-encoded array; null for -1."""
     codes = pa.array(ids.astype(np.int32), mask=ids < 0)
     return pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
 
 
 def labels_array(is_given: np.ndarray, labels: Sequence[str]) -> pa.ListArray:
-    """Convert a mask of labels, bool (texts, labels), to an array of lists of label names.
-
-    The names in each list are in the order of `labels`.
-    """
+    """Convert a mask of labels, bool (texts, labels), to an array of lists of label names."""
     offsets = np.concatenate([[0], is_given.sum(axis=1).cumsum()]).astype(np.int32)
     names = pa.array(labels, pa.string()).take(pa.array(np.nonzero(is_given)[1]))
     return pa.ListArray.from_arrays(offsets, names)
 
 
 def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Convert scores, float32 (texts, labels), to an Arrow array with one list or struct per text.
-
-    They are structs if `kind` is a struct type, which has one field per label in the order of the
-    scores; otherwise lists of float32.
-    """
+    """Convert scores, (texts, labels), to lists, or to structs if `kind` is a struct type."""
     if not pa.types.is_struct(kind):
         return list_array(values)
     columns = [pa.array(np.ascontiguousarray(column)) for column in values.T]
@@ -493,11 +387,10 @@ def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 def check_published(
     owner: str, options: ModelOptions, labels: list[Any], published: tuple[Any, ...]
 ) -> None:
-    """Warn if a checkpoint's labels differ from the labels that a mapper's class declares.
+    """Warn if a checkpoint's `labels` differ from `published`, the labels of a mapper's class.
 
-    `labels` are the checkpoint's, and `published` the declared ones; their order is ignored.
-    `options` are the mapper's settings: raises CheckpointError instead of the warning if they are
-    `strict`. `owner` is the class's name, for the message. Nothing is checked if `labels` is empty.
+    Order is ignored. Raises CheckpointError instead of the warning if the settings are `strict`.
+    Nothing is checked if `labels` is empty.
     """
     if not labels or set(labels) == set(published):
         return

@@ -43,11 +43,7 @@ class TextLines:
         self.distinct, self.positions = Texts(compress(chain(*bare), self.is_run)).fold(None)
 
     def name(self, name_text: Callable[[int], str], position: int) -> str:
-        """Describe a distinct line for messages, with the name of the first text that contains it.
-
-        `position` is the line's index in `distinct`; `name_text` returns a text's name by its
-        index.
-        """
+        """Describe a distinct line for messages, with the name of the first text that has it."""
         text = np.searchsorted(self.starts, (self.positions == position).argmax(), side="right") - 1
         return f"the line {self.distinct[position][:60]!r} of {name_text(int(text))}"
 
@@ -56,29 +52,27 @@ class TextLines:
 class LineOutputs(Outputs):
     """Model outputs for the distinct lines of texts, and the order of the lines in the texts.
 
-    `values` and `lengths` have one element per distinct line that was run. The other arrays have
-    one per text; `text_windows` is its number of lines that were run, repeats included.
+    `values` and `lengths` have one element per distinct line; the other arrays have one per text.
+    `text_windows` is its number of lines that were run, repeats included.
     """
 
     lines: TextLines = field(kw_only=True)
 
     def by_line(self, head: Head) -> np.ndarray:
-        """Return activated outputs, such as probabilities, for the lines of all texts.
+        """Return outputs, activated by `head`, for all texts' lines, float32 (lines, outputs).
 
-        The array is float32 (lines, outputs), with rows in the order of the lines in the texts.
-        Repeats are included, and blank lines are not; a text of only blank lines has one row.
-        `head` activates the outputs, and selects the output columns.
+        Rows are in the order of the lines in the texts, with repeats and without blank lines; a
+        text of only blank lines has one row.
         """
         return super().by_text(head.activate, head.outputs)[self.lines.positions]
 
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
     ) -> np.ndarray:
-        """Return one row of outputs per text, float32 (texts, outputs), aggregated over its lines.
+        """Return one row of activated outputs per text, float32 (texts, outputs), over its lines.
 
-        `activate` converts raw outputs, such as logits, to numbers that can be averaged. `outputs`
-        selects the output columns. The setting `window_aggregation` selects the aggregation, by
-        default the mean; "first" takes the first line that is not blank.
+        The setting `window_aggregation` selects the aggregation; "first" takes the first line that
+        is not blank.
         """
         lines, values = self.lines, super().by_text(activate, outputs)[self.lines.positions]
         if self.aggregation == "first":
@@ -90,10 +84,7 @@ class LineOutputs(Outputs):
 
 
 class LinesRunner(Runner):
-    """Runner that splits texts into lines, and passes the distinct lines to another runner.
-
-    A runner computes a model's outputs for texts.
-    """
+    """Runner that splits texts into lines, and passes the distinct lines to another runner."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner.options, runner.model, runner.own_module)
@@ -107,13 +98,15 @@ class LinesRunner(Runner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> LineOutputs:
         """Compute outputs for the lines of distinct texts, with each distinct line run once.
 
-        Counts of the run are added to `stats`. `name_text` returns the name of a text for messages,
-        from its index. In the result, the share of a text that was read is measured in characters.
+        `stats.rescued` are texts, not lines. The share of a text that was read is measured in
+        characters.
         """
         lines = TextLines(texts)
         outputs = self.runner.run(
             lines.distinct, stats, lambda position: lines.name(name_text, position)
         )
+        text_of = np.repeat(np.arange(len(texts)), lines.counts)
+        stats.rescued = {*text_of[np.isin(lines.positions, [*stats.rescued])].tolist()}
         chars = np.maximum(lines.distinct.char_counts, 1)[lines.positions]
         seen_chars = chars * outputs.seen_share[lines.positions].astype(float)
         shares = np.add.reduceat(seen_chars, lines.starts) / np.add.reduceat(chars, lines.starts)
@@ -127,11 +120,7 @@ class LinesRunner(Runner):
         )
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count tokens as the model would read the texts' lines, without loading its weights.
-
-        A text's count is the sum over its lines, and each line is one window of the model. Blank
-        lines are not counted, and repeated lines are counted each time.
-        """
+        """Count tokens of texts as sums over their lines; each line is one window of the model."""
         if not texts:
             return self.runner.token_lengths(texts)
         lines = TextLines(texts)
@@ -142,10 +131,7 @@ class LinesRunner(Runner):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Any]:
-        """Return the wrapped runner's context manager, which yields the model.
-
-        The model stays in memory, on the device, within the block.
-        """
+        """Return the wrapped runner's context manager, which yields the model."""
         return self.runner.lease(device, dtype)
 
     def device_and_dtype(self) -> tuple[Any, Any]:
@@ -153,10 +139,7 @@ class LinesRunner(Runner):
         return self.runner.device_and_dtype()
 
     def batch_bytes(self) -> int | None:
-        """Estimate the memory of the model's largest batch in bytes, without weights.
-
-        Returns None if it is unknown.
-        """
+        """Estimate the memory of the model's largest batch in bytes; None if it is unknown."""
         return self.runner.batch_bytes()
 
     def check_weights(self) -> None:
@@ -190,10 +173,9 @@ class LinesRunner(Runner):
 
 @dataclass(frozen=True)
 class LineScores:
-    """Score of each line of some texts, and whether the line is kept; blank lines have neither.
+    """Score of each line that was run, in the order of the texts, and whether the line is kept.
 
-    `scores` and `are_kept` have an element per line that was run, in the order of the lines in the
-    texts. The length of the object is the number of texts.
+    The length of the object is the number of texts.
     """
 
     lines: TextLines
@@ -205,28 +187,19 @@ class LineScores:
 
     @property
     def kept_share(self) -> np.ndarray:
-        """Fraction of each text's non-blank lines that are kept, float32 (texts,).
-
-        For a text of only blank lines, which is run as one line, it is 0 or 1.
-        """
+        """Fraction of kept lines among each text's lines that were run, float32 (texts,)."""
         kept = np.add.reduceat(self.are_kept, self.lines.starts, dtype=np.int64)
         return (kept / self.lines.counts).astype(np.float32)
 
     def score_lists(self) -> pa.Array:
-        """Return list<float32> with a list per text: the score of each line; null for blank lines.
-
-        A text of only blank lines has a list of one score. `scores` must not be None.
-        """
+        """Return each text's scores of lines, list<float32>; null for a line that was not run."""
         lines = self.lines
         numbers = np.zeros(len(lines.is_run), dtype=np.float32)
         numbers[lines.is_run] = self.scores
         return pa.ListArray.from_arrays(lines.offsets, pa.array(numbers, mask=~lines.is_run))
 
     def kept_texts(self) -> pa.Array:
-        """Return each text reduced to its kept lines and its blank lines, as an Arrow string array.
-
-        Line ends stay. A text of only blank lines is kept as a whole or becomes empty.
-        """
+        """Return each text without the lines that were run and not kept, as Arrow strings."""
         stays = ~self.lines.is_run
         stays[self.lines.is_run] = self.are_kept
         bounds = zip(self.lines.lines, pairwise(self.lines.offsets.tolist()), strict=True)
@@ -237,8 +210,7 @@ class LineScores:
 class LinesHead(Head):
     """Head that writes columns about the lines of texts, and filters by the share of kept lines.
 
-    A head converts a model's outputs to columns. Another head, `head`, converts a line's outputs to
-    its score.
+    Another head, `head`, converts a line's outputs to its score.
     """
 
     def __init__(self, head: Head) -> None:
@@ -251,10 +223,7 @@ class LinesHead(Head):
         return 0
 
     def fields(self) -> list[pa.Field]:
-        """Return the Arrow fields of the columns of line scores, kept share and kept text.
-
-        A column without a name in the settings is omitted.
-        """
+        """Return the fields of line scores, kept share and kept text, without unnamed columns."""
         return named_fields(
             (self.options.line_scores_field, SCORES),
             (self.options.kept_share_field, FLOAT32),
@@ -262,10 +231,10 @@ class LinesHead(Head):
         )
 
     def values(self, outputs: Any) -> Any:
-        """Return `LineScores`: the score of each line, and whether it reaches `line_min_score`.
+        """Return the `LineScores` of the model's `LineOutputs`.
 
-        `outputs` are the model's `LineOutputs`. Without `line_min_score`, all lines are kept.
-        Without `line_scores_field`, the result has no scores.
+        Without `line_min_score`, all lines are kept. Without `line_scores_field`, there are no
+        scores.
         """
         head: Any = self.head
         minimum, values = self.options.line_min_score, outputs.by_line(head)
@@ -279,10 +248,7 @@ class LinesHead(Head):
         return LineScores(outputs.lines, scores, are_kept)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns of line scores, kept share and kept text by name, one value per text.
-
-        `values` are `LineScores`. A column without a name in the settings is omitted.
-        """
+        """Return the columns in `fields` by name, with one value per text."""
         options = self.options
         makers: dict[str | None, Callable[[], Any]] = {
             options.line_scores_field: values.score_lists,
@@ -292,20 +258,13 @@ class LinesHead(Head):
         return {name: make() for name, make in makers.items() if name is not None}
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Return ``{"score": mask}`` of texts whose share of kept lines reaches `min_kept_share`.
-
-        The mask is bool (texts,). Returns {} if the setting is None. `values` are `LineScores`.
-        """
+        """Return ``{"score": mask}`` of texts that reach `min_kept_share`; {} if not set."""
         least = self.options.min_kept_share
         return {} if least is None else {"score": values.kept_share >= np.float32(least)}
 
 
 def with_lines(heads: tuple[Head, ...], options: TextOptions) -> tuple[Head, ...]:
-    """Return the heads, and a `LinesHead` after them if the options name columns about lines.
-
-    A head converts model outputs to columns. The added one uses the scores of the first head with a
-    label column, or of the first head if none has one.
-    """
+    """Return the heads, and a `LinesHead` after them if any setting about lines is set."""
     if all(getattr(options, name) is None for name in options.line_names):
         return heads
     return (*heads, LinesHead(labelling_head(heads)))

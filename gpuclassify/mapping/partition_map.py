@@ -67,18 +67,12 @@ class PartitionMap(Public):
 
     @property
     def is_row_wise(self) -> bool:
-        """Whether new columns and filters depend only on a row's own `read_fields`.
-
-        Dask may then drop rows and other columns before the mapper runs.
-        """
+        """Whether new columns and filters depend only on a row's own `read_fields`."""
         return bool(self.members) and all(member.is_row_wise for member in self.members)
 
     @property
     def is_slow(self) -> bool:
-        """Whether the mapper may take minutes per megabyte of text.
-
-        A job then reads its input in smaller partitions, to balance the load of workers.
-        """
+        """Whether it may take minutes per megabyte of text, so that jobs use smaller partitions."""
         return any(member.is_slow for member in self.members)
 
     @property
@@ -92,17 +86,13 @@ class PartitionMap(Public):
         return not self.members or any(member.drops_rows for member in self.members)
 
     def row_filter(self) -> Any:
-        """Return this mapper as a `RowFilter` if it does nothing but drop rows by their columns.
-
-        Readers of files apply such a filter before they read texts. Returns None for other mappers.
-        """
+        """Return this mapper as a `RowFilter` if it only drops rows by their columns, else None."""
         return None
 
     def keeping(self, field: str) -> PartitionMap | None:
         """Return a copy that drops no row, but writes whether a row passes its filters to a column.
 
-        `field` is the name of this bool column. Returns None if the mapper does not support it, as
-        by default. May raise ValueError if it has no filter.
+        `field` names this bool column. None if the mapper does not support it, as by default.
         """
         return None
 
@@ -141,9 +131,8 @@ class PartitionMap(Public):
     def digest(self) -> dict[str, Any]:
         """Return digests that differ if the mapper may return other results, by name.
 
-        "full settings" is a digest of the settings, and "code" a dict of versions and digests of
-        the code. Mappers with models add "model description". Digests of two mappers may differ
-        even if `describe` returns equal values.
+        "full settings" is a digest, and "code" the dict of `code_parts`. Mappers with models add
+        "model description".
         """
         state = self.identity() if isinstance(self, Declared) else lasting(type(self), vars(self))
         return {FULL_SETTINGS: value_digest(state), CODE: self.code_parts()}
@@ -151,8 +140,7 @@ class PartitionMap(Public):
     def code_parts(self) -> dict[str, str]:
         """Return the class name, a digest of its source, and versions of its libraries, by name.
 
-        Names are "class", "source" and the names of `libraries` that are installed. Only classes
-        outside this package have a "source". A version has no build label, such as "+cpu".
+        Only classes outside this package have a "source". Versions lack labels such as "+cpu".
         """
         owner = type(self)
         parts = {"class": owner.__qualname__}
@@ -162,64 +150,44 @@ class PartitionMap(Public):
         return parts | {name: version.partition("+")[0] for name, version in versions.items()}
 
     def code(self) -> str:
-        """Return the constructor call as Python source code: the repr, by default.
-
-        Subclasses whose repr shortens long values override it, to write them in full.
-        """
+        """Return the constructor call as Python source code, with long values in full."""
         return repr(self)
 
     def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
         """Return a mapper that computes these result `columns` at least, and drops the same rows.
 
-        `columns` may also be columns of the input. Returns None if the mapper adds none of them and
-        drops no row. By default, the mapper itself is returned otherwise.
+        `columns` may include input columns. None if the mapper adds none and drops no row.
         """
         is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
         return self if is_needed else None
 
     def after(self, earlier: PartitionMap) -> PartitionMap | None:
-        """Return one mapper that runs `earlier`, then this one; None if joining saves nothing.
-
-        None by default.
-        """
+        """Return one mapper that runs `earlier`, then this one; None if that saves nothing."""
         return None
 
     # `check`, `prepare` and `meta` run in the client, `map_frame` on a worker.
 
     @abstractmethod
     def check(self, frame: Frame) -> None:
-        """Raise an error unless the mapper can run on a pandas or cudf frame, which may be empty.
-
-        The frame must have the columns that are read.
-        """
+        """Raise an error unless the mapper can run on the frame, which may be empty."""
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise an error unless this mapper can use the columns that `earlier` mappers write.
-
-        `earlier` are in run order. Does nothing by default.
-        """
+        """Raise an error unless this mapper can use the columns that `earlier` mappers write."""
         return
 
     def prepare(self) -> None:
-        """Pin models to revisions and check their files, in the client, before any task runs.
-
-        By default, it prepares the `members`. Raises an error if a model does not fit its mapper.
-        """
+        """Pin models to revisions and check their files, in the client, before any task runs."""
         for member in self.members:
             member.prepare()
 
     @abstractmethod
     def meta(self, frame: Frame) -> Frame:
-        """Return an empty frame with the columns and dtypes of the result for `frame`.
-
-        It is Dask's meta.
-        """
+        """Return an empty frame with the columns and dtypes of the result, as Dask's meta."""
 
     def meta_dtypes(self, frame: Frame) -> Any:
         """Return dtypes that `map_frame` needs but cannot derive from one partition, or None.
 
-        `frame` is Dask's empty meta of the input. The result, such as the string dtype for new
-        columns, is passed to `map_frame` for every partition. None by default.
+        `frame` is Dask's meta of the input. An example is the dtype of new string columns.
         """
         return None
 
@@ -227,8 +195,7 @@ class PartitionMap(Public):
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Return the result for a pandas or cudf frame, such as one partition on a worker.
 
-        It has the new columns, and lacks dropped rows. `meta_dtypes` is the result of the method
-        `meta_dtypes` for Dask's meta; if it is None, the method is called with this frame.
+        `meta_dtypes` is a result of the method `meta_dtypes`; None computes it for this frame.
         """
 
     # Integration with Dask.
@@ -267,11 +234,7 @@ class PartitionMap(Public):
         return self.map_lazily(dataset) if is_lazy else self.map_frame(dataset)
 
     def map_lazily(self, dataset: LazyFrame) -> Any:
-        """Return a Dask frame that runs the mapper on each partition of `dataset`.
-
-        `check` must have accepted the dataset. Dask's optimizer can drop rows and columns before a
-        row-wise mapper runs.
-        """
+        """Return a Dask frame that runs the mapper on each partition; `check` must have passed."""
         frame = dataset._meta
         meta, known = self.meta(frame), self.meta_dtypes(frame)
         mapped = dataset.map_partitions(map_partition, self, known, meta=meta, token=self.__name__)
@@ -291,8 +254,7 @@ def map_partition(
 ) -> Any:
     """Run the mapper on one partition in a Dask task, and return its result.
 
-    Only `columns` of the result are returned; None returns all. `meta_dtypes` is the mapper's
-    `meta_dtypes` for the Dask frame.
+    Only `columns` of the result are returned; None returns all.
     """
     mapped = mapper.map_frame(frame, meta_dtypes)
     return mapped if columns is None else mapped[columns]
@@ -301,8 +263,7 @@ def map_partition(
 class RowWiseMap(PartitionMap):
     """Base class of mappers whose new columns depend only on the same row.
 
-    By default they drop no rows; subclasses that may drop rows override `drops_rows`. Mappers with
-    the same class and settings are equal.
+    By default they drop no rows. Mappers with the same class and settings are equal.
     """
 
     def __eq__(self, other: object) -> bool:

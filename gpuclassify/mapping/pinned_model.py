@@ -42,11 +42,10 @@ PIN = "revision= with 40 hex digits"
 class PinnedModel:
     """Description of the model in a mapper's settings, pinned to a revision, without its weights.
 
-    `options` are the settings. The constructor reads nothing; small files such as ``config.json``
-    are read when needed, and the description made of them is pickled, so that a worker runs exactly
-    the client's revision. With `has_own_module`, the user's code builds the network, and
-    ``config.json`` may have any content. If the user's code also makes the columns
-    (`has_own_columns`), the file's labels are ignored.
+    The constructor reads nothing; small files such as ``config.json`` are read when needed, and the
+    description made of them is pickled, so that a worker runs exactly the client's revision. With
+    `has_own_module`, the user's code builds the network, and ``config.json`` may have any content.
+    If the user's code also makes the columns (`has_own_columns`), the file's labels are ignored.
     """
 
     def __init__(
@@ -77,10 +76,7 @@ class PinnedModel:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Description of the model, read from its ``config.json`` and similar files, and cached.
-
-        Raises an error if it cannot be read, or if the settings do not fit it: see `check`.
-        """
+        """Description of the model, read from its ``config.json`` and similar files, and cached."""
         while self._checkpoint is None:
             try:
                 with checking_values(self.repositories[0]):
@@ -98,35 +94,22 @@ class PinnedModel:
 
     @property
     def is_described(self) -> bool:
-        """Whether the checkpoint's description is in memory, so that `checkpoint` reads no file.
-
-        The description is made from ``config.json`` and similar files, by this object or before it
-        was pickled.
-        """
+        """Whether the model's description is in memory, so that `checkpoint` reads no file."""
         return self._checkpoint is not None
 
     @property
     def has_adapter(self) -> bool:
-        """Whether the model is known to be a LoRA adapter of a base model.
-
-        Also False for an adapter whose description has not been read yet: see `is_described`.
-        """
+        """Whether the model is known to be, or to have, a LoRA adapter of a base model."""
         return self._checkpoint is not None and bool(self._checkpoint.adapter_json)
 
     @property
     def unpinned(self) -> str:
-        """Advice for messages on how to pin the revision; empty if the settings pin it.
-
-        The text is ``revision= with 40 hex digits``.
-        """
+        """Advice for messages on how to pin the revision; empty if the settings pin it."""
         return "" if hub.is_pinned(self.options.model, self.options.revision) else PIN
 
     @property
     def identities(self) -> list[Identity]:
-        """Distinct pinned repositories and directories to download.
-
-        They hold the files of the model, of its tokenizer and, for an adapter, of its base model.
-        """
+        """Distinct pinned repositories and directories to download for model and tokenizer."""
         checkpoint = self.checkpoint
         sources = [checkpoint.base, checkpoint.identity, checkpoint.tokenizer]
         return list(dict.fromkeys(source for source in sources if source is not None))
@@ -138,20 +121,16 @@ class PinnedModel:
 
     @property
     def prompt(self) -> str:
-        """Text that the model expects before the first text of a pair; empty for single texts.
-
-        Subclasses for embedding models override it with a prompt for single texts.
-        """
+        """Text that the model expects before the first text of a pair; empty for single texts."""
         return self.checkpoint.prompt if self.options.pairing is not None else ""
 
     @property
     def pairing(self) -> tuple[Any, str] | None:
         """Query and truncation strategy for pairs of texts; None if the mapper reads single texts.
 
-        The query is the first text of all pairs, with the model's prompt before it; None if two
-        columns make the pairs. For zero-shot classification, a tuple of second texts, such as
-        hypotheses, takes its place: each text is paired with each of them. Strategies, such as
-        "only_second", are named as in transformers.
+        The query, with the model's prompt, is the first text of all pairs; None if two columns make
+        the pairs. For zero-shot classification, a tuple of second texts, such as hypotheses, takes
+        its place: each text is paired with each of them. Strategies are named as in transformers.
         """
         pairing = self.options.pairing
         if pairing is None or not isinstance(pairing[0], str):
@@ -189,11 +168,7 @@ class PinnedModel:
         return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError if the setting `max_seq_length` exceeds the model's number of positions.
-
-        Rotary positions, and relative ones without a table, set no limit. `checkpoint` is the
-        model's description.
-        """
+        """Raise ValueError if `max_seq_length` exceeds a hard limit of the model's positions."""
         limit, is_hard = position_limit(checkpoint.sizes)
         wanted = self.options.max_seq_length
         if is_hard and limit is not None and wanted is not None and wanted > limit:
@@ -216,10 +191,8 @@ class PinnedModel:
     def check_weights(self, module: OwnModule | None) -> None:
         """Raise CheckpointError if tensors in the weight files do not fit the network.
 
-        `module` is the user's own network; None means the checkpoint's. A checkpoint's network that
-        only torch can build is compared when the model is loaded, because importing torch takes
-        seconds; adapters and the user's network are compared here, by torch. A user's network that
-        loads its weights itself is not checked.
+        `module` is the user's own network; None means the checkpoint's. Some networks are compared
+        only when they are loaded, because importing torch takes seconds.
         """
         checkpoint = self.checkpoint
         if checkpoint.layout == STATIC:
@@ -240,8 +213,7 @@ class PinnedModel:
     def check_tokenizer(self) -> None:
         """Raise CheckpointError if the tokenizer has token ids that the model has no embedding for.
 
-        Only ``tokenizer.json`` in a local directory is checked, and not for a user's own network or
-        static embeddings.
+        Only a local ``tokenizer.json`` is checked, but not for own networks or static embeddings.
         """
         home = self.tokenizer_home
         file = Path(home.name, "tokenizer.json")
@@ -253,9 +225,7 @@ class PinnedModel:
         """Read the checkpoint's description; return False if it is out of this machine's reach.
 
         False is only returned if the settings have `labels`, which determine the columns, and pin
-        the commit, so that all workers read the same one. It is logged as a warning and remembered
-        in this process, and only workers then read the checkpoint. Otherwise, the error of reading
-        is raised.
+        the commit; else the error is raised. It is logged, and remembered in this process.
         """
         if self._is_out_of_reach:
             return False
@@ -277,18 +247,11 @@ class PinnedModel:
         return not self._is_out_of_reach
 
     def describe(self) -> dict[str, Any]:
-        """Return ``{"model_revision": revision}``, for reports.
-
-        The revision is the pinned commit, or the digest of a local directory.
-        """
+        """Return ``{"model_revision": revision}``: a commit, or the digest of a local directory."""
         return {"model_revision": self.identity.revision}
 
     def key(self) -> Any:
-        """Return the part of Dask's task keys that identifies the model.
-
-        It is the model's description. If this machine cannot read that, it is the name and the
-        revision in the settings.
-        """
+        """Return the model's part of Dask's keys: its description; its name if out of reach."""
         if not self._is_out_of_reach:
             with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
                 return self.checkpoint
@@ -298,17 +261,17 @@ class PinnedModel:
     def weights_files(self) -> dict[Identity, str]:
         """Name of the safetensors file with weights, by pinned repository or directory.
 
-        There is no such file if the weights are in shards: see `hub.read_tensor_shapes`.
+        If the weights are in shards, there is no such file: see `hub.read_tensor_shapes`.
         """
         if self.checkpoint.base is not None:
             return {self.checkpoint.base: WEIGHTS, self.checkpoint.identity: ADAPTER_WEIGHTS}
         return {self.checkpoint.identity: WEIGHTS}
 
     def weights_bytes(self, dtype: torch.dtype | np.dtype) -> dict[str, int]:
-        """Return the bytes of each weight file's tensors if they are loaded as `dtype`, by file.
+        """Return the bytes of each weight file's tensors, by file, if they are loaded as `dtype`.
 
-        Keys are "name@revision/file", which are equal for mappers that share a base model. A user's
-        own network counts as float32 for any `dtype`. Empty if a safetensors header cannot be read.
+        Keys are "name@revision/file". A user's own network counts as float32. Empty if a
+        safetensors header cannot be read.
         """
         # A user's own module keeps the dtype of its weights, and torch casts inputs.
         item_bytes = 4 if self.has_own_module else dtype.itemsize

@@ -14,7 +14,7 @@ _SHARE_TYPES = {"windows": pa.int64(), "seen": pa.float32(), "truncated": pa.boo
 
 
 def read_share_fields(options: TextOptions) -> list[pa.Field]:
-    """Return the Arrow fields of the columns about the share of each text that the model read.
+    """Return the Arrow fields of the columns on the share of each text that the model read.
 
     They are the number of windows (token sequences), int64; the share of the text, float32; and
     whether it was cut, bool. Columns without a name in `options` are omitted.
@@ -35,14 +35,11 @@ def read_share_columns(
     windows: np.ndarray,
     seen_share: np.ndarray,
 ) -> dict[str, pa.Array]:
-    """Return the columns about the share of each text that the model read, by name.
+    """Return the columns in `read_share_fields` by name, null for null texts.
 
-    They are the number of windows (token sequences), int64; the share of the text, float32; and
-    whether it was cut, bool. Values are null for null texts, and columns without a name in
-    `options` are omitted. `texts` has each row's text or pair, not cut to `max_chars`. `windows`
-    and `seen_share` have each distinct text's number of windows and share of tokens read, after the
-    cut to `max_chars`. `positions` has each row's index into both, int64 (rows,); -1 for null. The
-    share of the text is `seen_share` times the share of characters that `max_chars` leaves.
+    `texts` has each row's text or pair, not cut to `max_chars`. `windows` and `seen_share` have
+    each distinct text's number of windows and share of tokens read, after the cut. `positions` has
+    each row's index into both, int64 (rows,); -1 for null.
     """
     rows = pa.array(positions, mask=positions < 0)
     left = np.ones(len(texts), dtype=np.float32)  # share of characters after the cut

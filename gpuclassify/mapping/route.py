@@ -68,10 +68,7 @@ class Route(Declared, PartitionMap):
     otherwise: TextMapper | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless `to` maps values to classifiers or embedders.
-
-        It must not be empty, and its keys must be str, int or bool, all of one type.
-        """
+        """Raise TypeError or ValueError unless `to` maps values of one type to mappers."""
         to = self.to
         if not isinstance(to, Mapping):
             raise TypeError(f"to={to!r} is a {type(to).__name__}: pass a dict of value to mapper")
@@ -97,11 +94,10 @@ class Route(Declared, PartitionMap):
         return "Route", value_digest((self.by, to, self.otherwise))
 
     def digest(self) -> dict[str, Any]:
-        """Return digests that differ if the route may return other results, by name.
+        """Return the digests of all mappers by name, such as "to deu_Latn full settings".
 
-        They are the mappers' digests, with "to VALUE" or "otherwise" before their names, such as
-        "to deu_Latn full settings". "code" is a dict of versions and digests of all mappers' code,
-        with such names, too. The setting `by` is only in `describe`.
+        "code" is a dict of versions and digests of all mappers' code, with such names, too. The
+        setting `by` is only in `describe`.
         """
         digests: dict[str, Any] = {CODE: {}}
         for name, mapper in _named(self.to, self.otherwise):
@@ -153,9 +149,8 @@ class Route(Declared, PartitionMap):
     def check(self, frame: Frame) -> None:
         """Raise an error unless all mappers can read the frame and write the same columns.
 
-        The frame must have the column `by`, whose values must be of the type of the keys of `to`
-        (floats are accepted for integers); no mapper may write it. Columns must also be in the same
-        order and of the same types. The frame may be empty.
+        Columns must also be in the same order and of the same types. The frame must have the column
+        `by`, with values that can equal the keys of `to`; no mapper may write it.
         """
         check_is_there(self.by, list(frame.columns), "by", "column")
         self._values(frame.iloc[:0])
@@ -176,9 +171,8 @@ class Route(Declared, PartitionMap):
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
         """Raise ValueError if a key of `to` is not a label of the classifier that writes `by`.
 
-        No row would ever have such a key. `earlier` are the mappers that run before the route, in
-        order. Mappers before the last one that is not row-wise are not checked, because that may
-        change labels. Raises an error if model files must be read for the labels and cannot be.
+        No row would ever have such a key. Mappers before the last one that is not row-wise are not
+        checked, because that may change labels.
         """
         for mapper in reversed(earlier):
             for text_mapper in mapper.text_mappers():
@@ -212,11 +206,7 @@ class Route(Declared, PartitionMap):
         yield from ((mapper, by_row == number) for mapper, number in numbers.items())
 
     def _values(self, frame: Frame) -> pa.DictionaryArray:
-        """Return the column `by` of a frame, dictionary-encoded.
-
-        Raises TypeError if its type is not the type of the keys of `to`; floats are accepted for
-        integers. The type is not checked for nulls only, or for unknown categories of Dask.
-        """
+        """Return the column `by`, dictionary-encoded; raise TypeError if its type fits no key."""
         values = backend_of(frame).list_array(frame, self.by)
         coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
         key, kind = next(iter(self.to)), coded.type.value_type
@@ -232,9 +222,8 @@ class Route(Declared, PartitionMap):
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Run on each row the mapper for its value of `by`; return the frame with the new columns.
 
-        The frame is a pandas or cudf frame, and the row order is unchanged. Rows without a mapper
-        get nulls, and are dropped if the mappers drop rows; in a `keep_field`, they get False.
-        `meta_dtypes` is the dtype of new string columns; None derives it from the frame.
+        Rows without a mapper get nulls, and are dropped if the mappers drop rows; in a
+        `keep_field`, they get False.
         """
         backend, schema, stages = backend_of(frame), self.schema(), current_run().stages
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
@@ -276,11 +265,7 @@ def _name_row(frame: Frame, rows: np.ndarray, row: int) -> str:
 
 
 def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> None:
-    """Raise ValueError if `column` is the mapper's label column, and a label is none of its labels.
-
-    `labels` are the labels to check. The model's files are read if the settings have no labels;
-    raises an error if that fails.
-    """
+    """Raise ValueError if `column` has the mapper's labels, which lack one of `labels`."""
     if mapper.options.plans_without_model or mapper.model.is_readable():
         for head in mapper.heads:
             if head.label_field == column:

@@ -57,10 +57,6 @@ class Outputs:
     """Model outputs for some texts, in the order of the texts, with counts of their windows.
 
     A window is a sequence of tokens that the model reads at once; long texts may have several.
-    `values` has an element per window that was run: all windows of a text, or only its first.
-    `text_windows` counts all windows of each text, and `counts` those that were run; None is one
-    per text. `seen_share` is the share of each text's tokens in the windows that were run, and
-    `lengths` the number of the text's tokens in each of these.
     """
 
     # float32 (windows, outputs), or an object or record per window, (windows,). Windows are sorted
@@ -81,9 +77,8 @@ class Outputs:
     ) -> np.ndarray:
         """Return one row of activated outputs per text, float32 (texts, outputs).
 
-        `activate` converts raw outputs, such as logits, to numbers that can be averaged. These are
-        combined over a text's windows as the attribute `aggregation` says: by mean, maximum, or
-        mean weighted by tokens. `outputs` selects the output columns.
+        `activate` converts raw outputs, such as logits, to numbers that can be averaged over
+        windows. `outputs` selects the output columns.
         """
         values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:
@@ -116,10 +111,7 @@ class Runner(ABC):
 
     @abstractmethod
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the tokens of texts and of their windows as in a run, without loading the weights.
-
-        A window is a sequence of tokens that the model reads at once.
-        """
+        """Count tokens of texts and of their windows as in a run, without loading the weights."""
 
     @abstractmethod
     def lease(
@@ -127,8 +119,7 @@ class Runner(ABC):
     ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the model, and keeps it in memory within the block.
 
-        The model is loaded on the device in this dtype, unless it is in this process's cache. A
-        runner may use a wider dtype.
+        It is loaded on the device in this dtype, or a wider one, unless it is cached.
         """
 
     @abstractmethod
@@ -137,10 +128,7 @@ class Runner(ABC):
 
     @abstractmethod
     def batch_bytes(self) -> int | None:
-        """Estimate the memory of the model's largest batch in bytes, without weights.
-
-        Returns None if it is unknown.
-        """
+        """Estimate the memory of the model's largest batch in bytes; None if it is unknown."""
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -148,25 +136,16 @@ class Runner(ABC):
         return ()
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if tensors in the weight files do not fit the model.
-
-        Does nothing by default.
-        """
+        """Raise CheckpointError if tensors in weight files do not fit the model; no check here."""
         return
 
     def check_tokenizer(self) -> None:
-        """Raise CheckpointError if the tokenizer's files do not match the model.
-
-        Does nothing by default.
-        """
+        """Raise CheckpointError if the tokenizer does not match the model; no check here."""
         return
 
     @property
     def is_slow(self) -> bool:
-        """Whether the model may take minutes per megabyte of text; False by default.
-
-        A job then reads its input in smaller partitions, to balance the load of workers.
-        """
+        """Whether the model may take minutes per megabyte of text; False by default."""
         return False
 
     @property
@@ -176,10 +155,7 @@ class Runner(ABC):
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner whose network can run together with other mappers' networks; None by default.
-
-        Networks with equal leading layers run these layers once.
-        """
+        """Runner whose network can run together with other mappers' networks; None by default."""
         return None
 
     @property
@@ -196,10 +172,7 @@ class Runner(ABC):
         return any(key[0] == model_key for key in keys)  # type: ignore[index]
 
     def evict(self) -> None:
-        """Remove the model from this process's cache of loaded models, to free its memory.
-
-        It stays if it is in use.
-        """
+        """Remove the model from this process's cache, to free its memory, unless it is in use."""
         from gpuclassify.inference.residency import MODELS
 
         if self.model.is_described:  # an undescribed model was never loaded
@@ -222,10 +195,7 @@ class NetworkRunner(Runner):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Names of the packages that tokenize texts and run the network.
-
-        peft is one of them if the model is known to be an adapter.
-        """
+        """Names of the packages that tokenize texts and run the network."""
         adapters = ("peft",) if self.model.has_adapter else ()
         return ("tokenizers", "torch", "transformers", *adapters)
 
@@ -238,9 +208,8 @@ class NetworkRunner(Runner):
     ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the result of `load`, cached under `key`.
 
-        The result stays in memory within the block. Before `load` is called, models that are not in
-        use are freed, least recently used first, until the device has memory for the model's
-        weights in `dtype`.
+        Before `load` is called, models that are not in use are freed, least recently used first,
+        until the device has memory for the model's weights in `dtype`.
         """
         from gpuclassify.inference.memory import free_bytes
         from gpuclassify.inference.residency import MODELS
@@ -251,10 +220,7 @@ class NetworkRunner(Runner):
         return MODELS.lease(key, load, needed, functools.partial(free_bytes, device))
 
     def batch_bytes(self) -> int | None:
-        """Estimate the memory of the network's largest batch in bytes, without weights.
-
-        Returns None if it is unknown.
-        """
+        """Estimate the memory of the network's largest batch in bytes; None if it is unknown."""
         from gpuclassify.inference.memory import largest_batch_bytes
 
         return largest_batch_bytes(self.model.checkpoint.sizes, *self.device_and_dtype())
@@ -273,27 +239,18 @@ class NetworkRunner(Runner):
 
 
 class EncoderRunner(NetworkRunner):
-    """Runner of a network with one row of numbers per text, or per window of a long text.
-
-    A window is a sequence of tokens that the network reads at once.
-    """
+    """Runner of a network with one row of numbers per text, or per window of a long text."""
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """The runner itself if its network has known layers, which others may share, or None.
-
-        The layers of the user's own module and of static embeddings are unknown. Subclasses have
-        None, unless they override this property.
-        """
+        """The runner itself if other networks may share its leading layers, else None."""
         has_layers = self.own_module is None and self.model.checkpoint.layout != STATIC
         return self if type(self) is EncoderRunner and has_layers else None
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Compute the network's outputs for distinct texts.
 
-        Counts and times of the run are added to `stats`. `name_text` returns the name of a text for
-        messages, from its index in `texts`. A window (token sequence) with NaN or infinite outputs
-        is run again, alone and in float32; raises NonFiniteOutputError if that does not help.
+        Windows (token sequences) with NaN or infinite outputs are run again, alone and in float32.
         """
         from gpuclassify.inference.batching import longest_first
         from gpuclassify.tokenizing.prefetch import TokenSource, current_store
@@ -312,9 +269,10 @@ class EncoderRunner(NetworkRunner):
             values = outputs[stream.positions[windows_back]]
             for row in np.flatnonzero(~self._are_finite(values)):
                 window = int(windows_back[row])
-                name = functools.partial(name_text, int(order[stream.text_of[window]]))
+                text = int(order[stream.text_of[window]])
+                name = functools.partial(name_text, text)
                 values[row] = self._rescue(model, stream.take(window), name)
-                stats.rescued_texts += 1
+                stats.rescued.add(text)
             lengths = stream.lengths[windows_back] - self.text_tokenizer(model).special_tokens
         return Outputs(
             values,
@@ -339,8 +297,7 @@ class EncoderRunner(NetworkRunner):
         """Return a context manager that yields the model, and keeps it in memory within the block.
 
         If the user has not set a dtype, and outputs for random texts are not finite in `dtype`, a
-        wider one is used and logged: bfloat16 instead of float16, if the GPU supports it, else
-        float32. The choice is remembered in this process. A dtype that the user has set is used.
+        wider one is used, logged, and remembered in this process.
         """
         import torch
 
@@ -397,27 +354,18 @@ class EncoderRunner(NetworkRunner):
         self.model.check_weights(self.own_module)
 
     def model_key(self, device: torch.device, dtype: torch.dtype) -> tuple[Hashable, ...]:
-        """Return the key of the model in `MODELS`, the cache of loaded models.
-
-        The key has the model's description, device, dtype, and the code of the user's own module.
-        """
+        """Return the model's key in `MODELS`, with device, dtype and the code of an own module."""
         definition = (
             () if self.own_module is None else tuple(map(repr, self.own_module.definition()))
         )
         return (self.resident_key, str(device), str(dtype), *definition)
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key under which the limits of batches and the outputs of models are cached.
-
-        It has `model_key` for the device and dtype of `model`, and the setting `engine`.
-        """
+        """Return the key under which limits of batches and outputs of models are cached."""
         return self.model_key(model.device, model.dtype), self.options.engine
 
     def text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
-        """Return the model's tokenizer, which cuts texts to windows as the settings say.
-
-        A window is a sequence of tokens that the model reads at once.
-        """
+        """Return the model's tokenizer, which cuts texts to windows as the settings say."""
         options = self.options
         length = options.max_seq_length or model.max_tokens
         how = {"counts_rest": options.seen_field is not None, "pairing": self.model.pairing}
@@ -425,20 +373,13 @@ class EncoderRunner(NetworkRunner):
 
     @property
     def scores_windows(self) -> bool:
-        """Whether all windows of a long text are run, instead of only the first.
-
-        A window is a sequence of tokens that the model reads at once.
-        """
+        """Whether all windows of a long text are run, instead of only the first."""
         return self.options.has_windows and self.options.window_aggregation != "first"
 
     def _rescue(
         self, model: LoadedModel, tokens: TokenBatch, name_text: Callable[[], str]
     ) -> np.ndarray:
-        """Return the outputs of a window that runs again, alone and in float32, (outputs,).
-
-        `tokens` has only this window, whose outputs were NaN or infinite in the batch. Raises
-        NonFiniteOutputError if they are again, with the text's name from `name_text`.
-        """
+        """Return outputs of the only window in `tokens`, run alone and in float32, (outputs,)."""
         import torch
 
         from gpuclassify.inference.engine import run_alone
@@ -463,8 +404,7 @@ def run_windows(
     """Tokenize texts, and compute the outputs of distinct windows, float32 (windows, outputs).
 
     Returns the stream of windows (token sequences), which maps them back to the texts, and the
-    outputs; for a token classifier, these are an object array with an array per window. Counts and
-    times are added to `stats`.
+    outputs; for a token classifier, these are an object array with an array per window.
     """
     from gpuclassify.inference import engine
     from gpuclassify.tokenizing.prefetch import TokenStream

@@ -34,18 +34,14 @@ class RowFilter(RowWiseMap):
         return True
 
     def row_filter(self) -> RowFilter | None:
-        """Return this mapper if it may drop rows, else None.
-
-        Readers of files apply it before they read texts.
-        """
+        """Return this mapper if it may drop rows, else None."""
         return self if self.drops_rows else None
 
     @abstractmethod
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of rows to keep, bool (rows,).
+        """Return the mask of rows to keep, bool (rows,), from the columns in `read_fields`.
 
-        `columns` has the columns in `read_fields`. Within a job, rows read and dropped are added to
-        the job's counts.
+        Within a job, rows read and dropped are added to the job's counts.
         """
 
     def meta(self, frame: Frame) -> Any:
@@ -53,10 +49,7 @@ class RowFilter(RowWiseMap):
         return frame.iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return a pandas or cudf frame with only the rows that `choose` keeps.
-
-        `meta_dtypes` is not used.
-        """
+        """Return a pandas or cudf frame with only the rows that `choose` keeps."""
         kept = self.choose(columns_of(frame, self.read_fields))
         return backend_of(frame).take_rows(frame, kept)
 
@@ -129,10 +122,7 @@ class Select(Declared, RowFilter):
         return joined([earlier, self])
 
     def check(self, frame: Frame) -> None:
-        """Raise an error unless the frame has the condition's columns, with comparable types.
-
-        The frame may be empty.
-        """
+        """Raise an error unless the frame has the condition's columns, with comparable types."""
         for name in self.read_fields:
             if [*frame.columns].count(name) > 1:
                 raise ValueError(f"several columns are called {name!r}: rename all but one")
@@ -144,11 +134,7 @@ class Select(Declared, RowFilter):
         self.condition.check(pa.schema(types))
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of rows that meet the condition, bool (rows,).
-
-        `columns` has the columns in the condition. Within a job, rows read and dropped are added to
-        the job's counts.
-        """
+        """Return the mask of rows that meet the condition, bool (rows,)."""
         started, stages = time.perf_counter(), current_run().stages
         kept = np.ones(len(columns), dtype=bool)
         for term, met in self.condition.evaluate(columns).items():

@@ -1,7 +1,4 @@
-"""Run models with equal leading layers together, so that those layers run once for all.
-
-The outputs of a later mapper's model are cached until that mapper runs.
-"""
+"""Run models with equal leading layers together, so that those layers run once for all."""
 
 from __future__ import annotations
 
@@ -40,17 +37,14 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
     """Return a context manager that lets the mappers' models run equal leading layers only once.
 
-    In its block, when a mapper runs its model, the models of later mappers that share layers run on
-    the same batches. Their outputs are cached until the block ends. `mappers` are in run order.
+    In its block, when a mapper runs its model, models of later mappers that share layers run on the
+    same batches. Their outputs are cached until the block ends.
     """
     return set_variable(current_run_windows, _SharedOutputs(mappers).run_windows)
 
 
 class _SharedOutputs:
-    """Cache of outputs of models that ran together with an earlier mapper's model.
-
-    It lives for one pass of all mappers over a partition.
-    """
+    """Cache, for one partition, of outputs of models that ran with an earlier mapper's model."""
 
     def __init__(self, mappers: Sequence[PartitionMap]) -> None:
         self._mappers = mappers
@@ -62,10 +56,9 @@ class _SharedOutputs:
     ) -> tuple[TokenStream, np.ndarray]:
         """Return the windows (token sequences) of texts, and outputs, a row per distinct window.
 
-        `runner` runs `model`, and `source` tokenizes the texts. If an earlier call has run this
-        model, only windows without cached outputs are run. Otherwise, models of later mappers whose
-        first layers equal those of `model` run with it, and their outputs are cached. Counts and
-        times are added to `stats`.
+        If an earlier call has run this model, only windows without cached outputs are run.
+        Otherwise, later mappers' models that share layers run with it, and their outputs are
+        cached.
         """
         from gpuclassify.inference import engine
         from gpuclassify.inference.leading_layers import ModelsInStep
@@ -104,10 +97,9 @@ class _SharedOutputs:
     ) -> Iterator[tuple[Hashable, Follower]]:
         """Yield (`run_key`, `Follower`) for later models that share leading layers with `model`.
 
-        They are models of mappers after the mapper of `runner`, which runs `model`. Each runs on
-        windows that pass the filters of the mappers before it; the search ends after a mapper whose
-        filter cannot be evaluated on these windows. The models stay loaded until `leases` is
-        closed.
+        Each runs on windows that pass the filters of the mappers before it; the search ends after a
+        mapper whose filter cannot be evaluated on these windows. The models stay loaded until
+        `leases` is closed.
         """
         from gpuclassify.inference.leading_layers import Follower
 
@@ -142,10 +134,7 @@ def _encoder_of(mapper: PartitionMap) -> EncoderRunner | None:
 
 
 def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split each window's outputs, and return (all but the last `width`, the last `width`).
-
-    An object array has an array per window, (tokens, outputs), whose outputs are split.
-    """
+    """Split each window's outputs, and return (all but the last `width`, the last `width`)."""
     if outputs.dtype != object:
         first, last = np.split(outputs, [-width], axis=1)
         return first, last
@@ -187,9 +176,9 @@ def _lease_follower(
 ) -> tuple[Any, Shared]:
     """Load the model of `encoder`; return it, and the leading layers that it shares with `first`.
 
-    `first` is the loaded model of `leader`. If leading layers are shared, the model of `encoder`
-    stays loaded until `leases` is closed. The model is None, and nothing is shared, if it was not
-    loaded, because memory is short or an earlier call found no shared layers.
+    `first` is the loaded model of `leader`. If layers are shared, the other model stays loaded
+    until `leases` is closed. It is None if it was not loaded, because memory is short or an earlier
+    call found no shared layers.
     """
     from gpuclassify.inference.leading_layers import NOTHING, shared_layers
     from gpuclassify.inference.memory import free_bytes

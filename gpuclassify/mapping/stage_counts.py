@@ -49,10 +49,7 @@ NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "occurrence
 class TextOutcomes:
     """Result of one mapper for each distinct text: passed filters, label and certainty.
 
-    The certainty is a number such as the label's probability. `passed` maps each filter's reason to
-    drop a text, such as "score", to the mask of texts that pass it; None without filters. `labels`
-    and `certainties` are None if the mapper has none. Used to count dropped rows and select example
-    texts for a job's report.
+    Used to count dropped rows and select example texts for a job's report.
     """
 
     texts: Texts
@@ -69,8 +66,7 @@ class TextOutcomes:
     def reasons(self) -> np.ndarray:
         """Reason to drop each text, int8 (texts,): an index into `names`, or `KEPT` (-1) for none.
 
-        If several filters drop a text, the first reason counts. A dropped text that is empty or
-        blank has that reason instead.
+        A dropped text that is empty or blank has that reason, other texts the first that applies.
         """
         reasons = np.full(len(self.texts), KEPT, dtype=np.int8)
         for index, name in reversed([*enumerate(self.names)]):
@@ -86,8 +82,8 @@ class TextOutcomes:
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
         """Return example texts by label and by reason to drop.
 
-        ``labels`` is the result of `labelled`. ``dropped`` maps each reason that has dropped texts,
-        except "null", "empty" and "blank", to examples of the same form.
+        ``labels`` is the result of `labelled`. ``dropped`` maps reasons, except "null", "empty" and
+        "blank", to examples of the same form.
         """
         reasons, named = self.reasons, [*enumerate(self.names)][BLANK + 1 :]
         dropped = {name: np.flatnonzero(reasons == index) for index, name in named}
@@ -96,10 +92,10 @@ class TextOutcomes:
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
         """Return example texts by label, each as a list of certainty and beginning of the text.
 
-        They are the `most` texts with the highest certainties, then the `most` with the lowest. If
-        the mapper has no certainties, they are the first and last texts, and the certainty is None.
-        Only the `MOST_LABELS_WITH_EXAMPLES` most frequent labels have examples. A mapper with
-        numbers instead of labels has one label, "".
+        They are the `most` texts with the highest certainties and the `most` with the lowest, in
+        descending order; without certainties, the first and last texts, with None. Only the
+        `MOST_LABELS_WITH_EXAMPLES` most frequent labels have examples. A regression has the label
+        "", and a mapper without labels and certainties none.
         """
         groups = {"": np.arange(len(self.texts))} if self.certainties is not None else {}
         if self.labels is not None:
@@ -131,8 +127,7 @@ class StageCounts:
     """Counts of rows and example texts of one run, by name of the mapper, in run order.
 
     A mapper whose name is taken gets a number, such as "QualityClassifier 2". Mappers add their
-    counts while they run within ``run_context(stages=...)``. `most_examples` is the number of the
-    most certain and of the least certain examples of a label or reason; 0 for none.
+    counts while they run within ``run_context(stages=...)``.
     """
 
     most_examples: int = 0  # texts at each end of a group of examples; 0 for no examples
@@ -153,9 +148,8 @@ class StageCounts:
     ) -> None:
         """Record a mapper's counts of rows read, kept, dropped and labelled, and its example texts.
 
-        `columns` are the new columns, whose labels are counted. `counts` are more counts by name,
-        such as ``truncated_texts``. `positions` is the index of each row's text in `outcomes`,
-        int64 (rows,); -1 for null.
+        `columns` are the new columns, whose labels are counted. `positions` is the index of each
+        row's text in `outcomes`, int64 (rows,); -1 for null. `counts` are more counts by name.
         """
         refused: dict[str, int] = {}
         if outcomes.passed is not None:
@@ -181,12 +175,11 @@ class StageCounts:
         unrouted: int,
         has_filters: bool,
     ) -> None:
-        """Record the counts of a `Route`, which runs one of several mappers per row.
+        """Record the counts of `mapper`, a `Route`: sums, and each model's counts under ``models``.
 
-        `mapper` is the route. `routes` maps a description of routed rows, such as "language=de", to
-        the counts of their mapper. Their sums are recorded by name of the route, and the counts of
-        each mapper under ``models`` in it. `unrouted` is the number of rows without a mapper, which
-        pass no filter if the mappers have filters (`has_filters`).
+        `routes` maps a description of routed rows, such as "language=de", to the counts of their
+        mapper. `unrouted` is the number of rows without a mapper, which pass no filter if the
+        mappers have filters (`has_filters`).
         """
         name, refused = self._name(mapper), {NO_MODEL: unrouted} if has_filters and unrouted else {}
         dropped, would_drop = (refused, {}) if mapper.drops_rows else ({}, refused)
@@ -207,8 +200,7 @@ class StageCounts:
         """Record the numbers of rows that one term of a condition keeps and drops.
 
         `read` masks the rows that met earlier terms, and `met` the rows for which the term is true,
-        both bool (rows,). The term is null for `unknown` of the rows read. `seconds` is the time
-        since the condition's evaluation began.
+        both bool (rows,). The term is null for `unknown` of the rows read.
         """
         rows, kept = int(read.sum()), int((read & met).sum())
         refused = {CONDITION: rows - kept - unknown, UNKNOWN: unknown}
@@ -224,19 +216,12 @@ class StageCounts:
 
 
 def is_condition(name: str) -> bool:
-    """Return whether a name in a job's counts belongs to a condition such as ``score > 2``.
-
-    Other names belong to mappers.
-    """
+    """Return whether a name in a job's counts belongs to a condition instead of a mapper."""
     return name.startswith(SELECT)
 
 
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """Return the names of new columns whose values are counted in a report.
-
-    They have the metadata `LABEL`, or hold lists of texts, booleans, int64, or lists of structs
-    with a field "label". Columns with the metadata `COUNT` are absent.
-    """
+    """Return the names of new columns whose values a report counts as labels."""
     counted: list[str] = []
     for schema in (mapper.schema() for mapper in mappers):
         counted += [field.name for field in schema if field.metadata == LABEL]
@@ -255,10 +240,7 @@ def _has_labels(kind: pa.DataType) -> bool:
 
 
 def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """Map each value, as a str, to its number of occurrences, most frequent first.
-
-    Nulls are not counted. Only the `MOST_LABELS` most frequent values are returned.
-    """
+    """Count the `MOST_LABELS` most frequent values, as str and without nulls, in this order."""
     pairs = pc.value_counts(column.drop_null()).to_pylist()
     pairs.sort(key=lambda pair: (-pair["counts"], str(pair["values"])))
     return {str(pair["values"]): int(pair["counts"]) for pair in pairs[:MOST_LABELS]}
@@ -267,10 +249,9 @@ def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 def count_labels(
     columns: pa.Table | Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Count the rows by label in the named columns of a table or a dict of arrays.
+    """Count the rows by label in the named columns, as three dicts by column.
 
-    Columns that are missing are skipped. Returns three dicts by column. ``labels`` has the number
-    of rows by label, as `count_values`; a row with several labels counts once for each of them.
+    ``labels`` has the number of rows by label; a row with several labels counts once for each.
     ``labelled`` has the number of rows whose value is not null, which may be an empty list.
     ``occurrences``, only for lists of structs, has the number of structs by label.
     """
@@ -294,8 +275,7 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
     """Merge the example texts of another partition into `sums`, in place.
 
     Both map a mapper's name to the number "most" and to the groups "labels" and "dropped", as in
-    `StageCounts.examples`. Each group keeps the "most" examples of the highest certainty, and the
-    "most" of the lowest.
+    `StageCounts.examples`.
     """
     for stage, groups in examples.items():
         known = sums.setdefault(stage, {"most": 0, "labels": {}, "dropped": {}})
@@ -310,9 +290,8 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
 def beginning(text: str | tuple[str, str]) -> str:
     """Return the first `EXAMPLE_CHARS` characters of a text as one line, to show it as an example.
 
-    A longer text gets "…" at the end. The texts of a pair are joined by " | ". Control characters,
-    direction marks and lone surrogates are removed, because they would change the display of other
-    text.
+    The texts of a pair are joined by " | ". Control characters, direction marks and lone surrogates
+    are removed, because they would change the display of other text.
     """
     if isinstance(text, tuple):
         return " | ".join(map(beginning, text))
@@ -323,8 +302,8 @@ def beginning(text: str | tuple[str, str]) -> str:
 def marked_line(text: str, start: int, end: int) -> str:
     """Return the passage ``text[start:end]`` as one line, between the two characters in `MARKS`.
 
-    It has up to `CONTEXT_CHARS` characters of the text on each side, and "…" where the text goes
-    on. Only the first `EXAMPLE_CHARS` characters of the passage are shown.
+    It has up to `CONTEXT_CHARS` characters of context on each side. Only the first `EXAMPLE_CHARS`
+    characters of the passage are shown.
     """
     first, last = max(0, start - CONTEXT_CHARS), min(len(text), end + CONTEXT_CHARS)
     inside = text[start : min(end, start + EXAMPLE_CHARS)]
@@ -341,8 +320,5 @@ def _without_controls(line: str) -> str:
 
 
 def best_and_worst(ordered: list[Any], most: int) -> list[Any]:
-    """Return the first `most` and the last `most` items of a list; all if they would overlap.
-
-    `most` must be at least 1.
-    """
+    """Return the first and the last `most` (at least 1) items; all if these would overlap."""
     return ordered if len(ordered) <= 2 * most else ordered[:most] + ordered[-most:]

@@ -77,9 +77,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     so that mistakes fail before any work starts. Weights are loaded in each process that runs
     partitions, with its first partition or by `setup`.
 
-    A subclass declares the classes of its parts (`model_type`, which describes the model;
-    `runner_type`, which computes outputs; and `head_type`, which converts them to columns, or
-    `make_heads` if the model determines the heads) and the defaults of its settings.
+    A subclass declares the classes of its parts (`model_type`, `runner_type`, and `head_type` or
+    `make_heads`) and the defaults of its settings.
     """
 
     public_names = (
@@ -147,18 +146,12 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def runner(self) -> Runner:
-        """Runner of `make_runner`, which computes the model's outputs for texts; not pickled.
-
-        With ``long_text="lines"``, it is wrapped to compute outputs for each line of a text.
-        """
+        """Runner, which computes the model's outputs for texts or for their lines; not pickled."""
         runner = self.make_runner()
         return LinesRunner(runner) if self.options.runs_lines else runner
 
     def make_runner(self) -> Runner:
-        """Create the runner that computes the model's outputs for texts, not for their lines.
-
-        It runs the network of `build_module` if the class has it. Subclasses may override it.
-        """
+        """Create the runner that computes the model's outputs for texts, not for their lines."""
         module = None
         if self.build_module is not None:
             module = OwnModule(self.build_module, self._definition)
@@ -166,11 +159,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def heads(self) -> tuple[Head, ...]:
-        """Heads, which convert the model's outputs to columns and apply filters; not pickled.
-
-        They are those of `make_heads`, or one for `new_columns` if the class declares any. If the
-        settings name columns about the lines of a text, a head for these comes last.
-        """
+        """Heads, which convert the model's outputs to columns and apply filters; not pickled."""
         heads = self._declared_heads() or self.make_heads()
         return with_lines(heads, self.options) if self.options.runs_lines else heads
 
@@ -181,10 +170,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return (DeclaredColumns(*parts, declared=self.new_columns, compute=self.columns),)
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Create the heads, which convert outputs to columns; by default, one of type `head_type`.
-
-        Subclasses may override it. It is not called for a class that declares `new_columns`.
-        """
+        """Create the heads, which convert outputs to columns; one of `head_type`, by default."""
         return (self.head_type(type(self).__qualname__, self.options, self.model),)
 
     # Identity for Dask and pickle, and repr.
@@ -201,11 +187,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return module, name, source, value_digest(settings), value_digest(self.model.key())
 
     def digest(self) -> dict[str, Any]:
-        """Return digests that differ if the mapper may return other results, by name.
-
-        "full settings" and "model description" are hex digests, and "code" is the dict of
-        `code_parts`. The model's configuration is read, unless this machine cannot reach it.
-        """
+        """Return digests of the settings, of the model's description and of the code, by name."""
         *_, options, attributes = self._definition()
         return {
             FULL_SETTINGS: value_digest((options, attributes)),
@@ -219,10 +201,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return self.runner.libraries
 
     def _definition(self) -> tuple[Any, ...]:
-        """Return (module, class name, digest of the class, settings, digests of attributes).
-
-        The last is a list of (name, digest) for other attributes of the object, sorted by name.
-        """
+        """Return (module, class name, digest of the class, settings, digests of attributes)."""
         owner = type(self)
         attributes = sorted(
             (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
@@ -258,11 +237,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def origin(self) -> dict[str, Any]:
         """Return facts on the origin of the mapper's columns by name, for a dataset card.
 
-        They are the class name as ``kind``, ``model``, ``commit`` (None if the model cannot be
-        reached), and ``settings`` that differ from the defaults of `Options`, without ``revision``
-        and ``labels``. The class's default model and models of the catalogue add ``licence`` and
-        ``citation``. A mapper that uses rules in place of a model has only ``kind`` and
-        ``settings``, with the rules' version.
+        ``commit`` is None if the model cannot be reached. ``settings`` has those that differ from
+        the defaults of `Options`, without ``revision`` and ``labels``. The class's default model
+        and models of the catalogue add ``licence`` and ``citation``. A mapper that uses rules in
+        place of a model has only ``kind`` and ``settings``, with the rules' version.
         """
         settings, given = self.describe(), self.options.settings()
         usual = {field.name: field.default for field in dataclasses.fields(self.options)}
@@ -294,18 +272,12 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Name of the column that gets the texts if the mapper is called with a list of texts.
-
-        It is the only element of the tuple.
-        """
+        """One name: the column that gets the texts if the mapper is called with a list of texts."""
         return (self.text_field,)
 
     @property
     def drops_rows(self) -> bool:
-        """Whether filters drop rows.
-
-        False without a filter, or if filters only write to the bool column `keep_field`.
-        """
+        """Whether filters drop rows; False if they only write to the bool column `keep_field`."""
         return self._keep_field is None and self.options.filters
 
     @property
@@ -323,10 +295,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return tuple(dict.fromkeys(part for head in self.heads for part in head.report_parts))
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code; `show` formats the value of each setting.
-
-        It has ``model``, and the settings that differ from the class's defaults.
-        """
+        """Return the constructor call with ``model`` and changed settings, formatted by `show`."""
         settings = changed_settings(self.options, self.defaults, ["model"])
         return call_text(self.__name__, settings, show)
 
@@ -363,8 +332,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def keeping(self, field: str) -> TextMapper[Settings] | None:
         """Return a copy that drops no row, but writes whether a row passes its filters to a column.
 
-        `field` is the name of this bool column. Returns None if the mapper's class has no setting
-        `keep_field`. Raises ValueError if the mapper has no filter.
+        `field` is the name of this bool column. None if the class has no setting `keep_field`.
+        Raises ValueError if the mapper has no filter.
         """
         if not hasattr(self.options, "keep_field"):
             return None
@@ -374,11 +343,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return kept
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Return a chain: a mapper that runs `earlier`, then this one, in one task per partition.
-
-        Mappers in a chain share the tokens of texts if their tokenizers are equal. Models with
-        equal leading layers run these once.
-        """
+        """Return a chain that runs `earlier`, then this mapper, in one task per partition."""
         from gpuclassify.mapping.chain import joined
 
         return joined([earlier, self])
@@ -388,11 +353,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def check(self, frame: Frame) -> None:
         """Raise an error unless the mapper can run on the frame, which may be empty.
 
-        The frame must have the text columns, which hold strings. It must have no column with the
-        name of a new one, unless the setting `overwrite` is True. Settings must fit the model,
-        whose small files are read unless the settings have labels; an error is raised if they are
-        out of reach. Labels that differ from `published_labels` cause a warning, or CheckpointError
-        if the setting `strict` is True.
+        The model's small files are read, unless the settings have labels. Labels that differ from
+        `published_labels` cause a warning, or CheckpointError if the setting `strict` is True.
         """
         columns, backend = list(frame.columns), backend_of(frame)
         for name in self.text_fields:
@@ -414,9 +376,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def prepare(self) -> None:
         """Check the model's files, and send its Hub token to workers, before any work starts.
 
-        The configuration, the headers of weights and the tokenizer are read; nothing is checked if
-        this machine cannot reach them and the settings have labels. Raises CheckpointError if the
-        model does not fit the mapper, or ModelChangedError if its directory has changed.
+        Nothing is checked if this machine cannot reach the files and the settings have labels.
         """
         if self.model.is_readable():
             self._check_model()
@@ -439,8 +399,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def meta_dtypes(self, frame: Frame) -> Any:
         """Return the dtype that new string columns have in Dask's meta.
 
-        A partition does not determine it, because its text column may have another dtype, such as
-        object.
+        The text column of a partition may have another dtype, such as object.
         """
         return backend_of(frame).string_dtype(frame, self.text_field)
 
@@ -464,11 +423,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
                 distributed.get_client().run(_evict, self)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return the result for a pandas or cudf frame, such as a partition on a worker.
-
-        It has the new columns, and lacks dropped rows. `meta_dtypes` is the dtype of new string
-        columns; None derives it from the frame.
-        """
+        """Return the result for a pandas or cudf frame, such as a partition on a worker."""
         backend = backend_of(frame)
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         if backend.MOST_NUMBERS is not None:
@@ -481,8 +436,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         """Return each row's text, or pair of texts as a tuple; None for a null row.
 
         Text columns are cut to one character more than the setting `max_chars`, so that `compute`
-        can detect long texts. They are whole if it is None, or if an output column needs the share
-        of the text that was read.
+        can detect long texts, unless an output column needs the share of the text that was read.
         """
         most = self.options.max_chars
         max_chars = None if most is None or self.options.shows_read_share else most + 1
@@ -491,9 +445,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[Any]:
         """Return each row's text, or pair of texts as a tuple; None for a null row.
 
-        With a `text_template`, the text is the filled template. A row is null if its `text_field`
-        is null, or either text of a pair. Text columns are cut to `max_chars` characters before the
-        template is filled; None does not cut.
+        A row is null if its `text_field` is null, or either text of a pair. Text columns are cut to
+        `max_chars` characters before a `text_template` is filled; None does not cut.
         """
         template, texts = self.options.text_template, backend_of(frame).texts
         columns = {name: texts(frame, name, max_chars) for name in self.text_fields}
@@ -509,11 +462,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
         """Return new columns by name for the rows' texts, and the mask of rows that filters keep.
 
-        `texts` are the result of `read_texts`. Each distinct text is run once. Columns have one
-        value per row, null for a null text (False in `keep_field`), in the order of the schema. The
-        mask is bool (rows,), false for a null text; None without filters. `name_row` returns the
-        name of a row for messages, from its index. Statistics are reported by `report_stats` and,
-        within a job, counts are added to the job's.
+        `texts` are the result of `read_texts`. Columns have one value per row, null for a null text
+        (False in `keep_field`). The mask is bool (rows,), false for a null text; None without
+        filters. `name_row` returns the name of a row for messages, from its index. Within a job,
+        counts are added to the job's.
         """
         started = time.perf_counter()
         distinct, positions = texts.fold(self.options.max_chars)
@@ -552,9 +504,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         """Return columns, (windows, share of tokens read), filter masks and outcomes for `texts`.
 
         All have a value for each of the distinct `texts`. Masks, by filter, are true for texts that
-        pass; None without filters. Outcomes (filters passed, label, certainty) are for a job's
-        report; None outside of a job. Counts and times are added to `stats`. `name_text` returns a
-        text's name for messages by its index.
+        pass; None without filters. Outcomes, for a job's report, are None outside of a job.
         """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())

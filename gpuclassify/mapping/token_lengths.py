@@ -17,9 +17,6 @@ class TokenLengths:
     """Numbers of tokens of texts and of their windows, including special tokens and prompts.
 
     A window is a sequence of tokens that the model reads at once; long texts may have several.
-    `whole` has the tokens of each text before it is cut, and `windows` those of each window that
-    the model runs. `counts` is the number of windows of each text, and `limit` the maximum number
-    of tokens of a window, None without one.
     """
 
     whole: np.ndarray  # tokens of each text before cutting, int64 (texts,)
@@ -33,8 +30,7 @@ def count_tokens(
 ) -> TokenLengths:
     """Tokenize texts as in a run, and count the tokens of each text and window.
 
-    A window is a sequence of tokens that the model reads at once. With `has_all_windows`, all
-    windows of a text are counted, otherwise the first. `options` are the mapper's settings.
+    With `has_all_windows`, all windows of a text are counted, otherwise the first.
     """
     from gpuclassify.models.loading import longest_input
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, all_windows, first_windows

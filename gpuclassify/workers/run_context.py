@@ -1,7 +1,6 @@
 """Counters of running mappers: statistics, rows kept and dropped, and progress of a part.
 
-A part is a piece of a job's input that one Dask task reads, runs and writes. A task collects its
-counters with `run_context`; workers send some to the client as Dask events.
+A part is a piece of a job's input that one Dask task reads, runs and writes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -57,9 +56,9 @@ class RunStats:
         Real tokens, and tokens run by the model's layers, padding included.
     batches, out_of_memory : int
         Batches that were run, and batches that ran out of memory and were divided.
-    rescued_texts : int
-        Texts (windows, if a text may have several) whose outputs were not finite at first and were
-        recomputed alone in float32.
+    rescued : set of int
+        Indices of distinct texts with outputs that were not finite at first and were recomputed
+        alone in float32. Only their number, `rescued_texts`, is sent and summed.
     prefix_tokens : int
         Prompt tokens that were not run, because their shared prefix was run once.
     decode_steps : int
@@ -102,7 +101,7 @@ class RunStats:
     padded_tokens: int = 0
     batches: int = 0
     out_of_memory: int = 0
-    rescued_texts: int = 0
+    rescued: set[int] = field(default_factory=set)
     prefix_tokens: int = 0
     decode_steps: int = 0
     tokenize_seconds: float = 0.0
@@ -118,21 +117,26 @@ class RunStats:
     peak_sharing: list[int] | None = None
     peak_bfloat16_times: float | None = None
 
+    @property
+    def rescued_texts(self) -> int:
+        """Number of distinct texts with outputs that were recomputed alone in float32."""
+        return len(self.rescued)
+
     def raise_peak(self, name: str, value: float | None) -> None:
         """Set the statistic `name` (a peak) to `value` if that is larger; None is ignored."""
         if value is not None:
             setattr(self, name, max(value, getattr(self, name) or 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics by name, without statistics whose value is None (unknown)."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Return the known statistics by name, with ``rescued_texts`` in place of `rescued`."""
+        values = asdict(self) | {"rescued": None, "rescued_texts": self.rescued_texts}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Add one run's statistics to `sums`, in place.
+    """Add one run's statistics by name to `sums`, in place.
 
-    `numbers` are the fields of a `RunStats` by name. For a statistic whose name starts with
-    ``peak_``, the larger value is kept instead of a sum.
+    If a name starts with ``peak_``, the larger value is kept instead of a sum.
     """
     for name, number in numbers.items():
         known = sums.get(name, type(number)())
@@ -140,10 +144,7 @@ def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
 
 
 def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
-    """Add the counts of one part of a job to `sums`, in place.
-
-    Both map names to counts. A count may also be a mapping of further names to counts.
-    """
+    """Add counts by name to `sums`, in place; a count may also be a mapping of further counts."""
     for name, count in counts.items():
         if isinstance(count, Mapping):
             add_counts(sums.setdefault(name, {}), count)
@@ -154,11 +155,8 @@ def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
 def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
     """Return advice, a sentence, to use more cores if GPUs waited for tokenizing, else None.
 
-    `totals` are sums of `RunStats` by name. There is advice if the models ran on GPUs, waiting for
-    tokens took more than a tenth of the models' time, tokenizing took longer than the models, and
-    the driver did not report the device as busy for at least 90% of the sampled time. Waiting is
-    not enough: it also occurs at the start of short parts, and while the device works on earlier
-    batches.
+    Waiting alone is not enough for advice: it also occurs at the start of short parts, and while
+    the device works on earlier batches.
     """
     tokens, tokenizing, model, waited = (
         totals.get(name, 0)
@@ -181,11 +179,7 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
 
 
 def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
-    """Return advice, a sentence, to run in bfloat16 if it was measured to be faster, else None.
-
-    `totals` are sums of `RunStats` by name. Their ``peak_bfloat16_times`` is the speedup that was
-    measured on this CPU; without it, there is no advice.
-    """
+    """Return advice, a sentence, to run in bfloat16 if it was measured to be faster, else None."""
     if (times := totals.get("peak_bfloat16_times")) is None:
         return None
     return (
@@ -196,18 +190,14 @@ def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
 
 
 def recomputed_in_float32(totals: Mapping[str, Any]) -> str | None:
-    """Return advice, a sentence, to choose a precision if many texts were run twice, else None.
-
-    `totals` are sums of `RunStats` by name. There is advice if ``rescued_texts`` is above
-    `MOST_RECOMPUTED` times the number of rows with text. The outputs of these texts were not
-    finite, and each was run again, alone, which is slow.
-    """
+    """Return advice, a sentence, to choose a precision if many texts were run twice, else None."""
     rescued = totals.get("rescued_texts", 0)
-    rows = totals.get("rows", 0) - totals.get("null_rows", 0)
-    if rescued <= MOST_RECOMPUTED * rows:
+    rows, *without = (totals.get(name, 0) for name in ("rows", "null_rows", "folded_rows"))
+    texts = rows - sum(without)
+    if rescued <= MOST_RECOMPUTED * texts:
         return None
     return (
-        f"the outputs of {rescued:,} of {rows:,} texts were not finite, and each of them was "
+        f"the outputs of {rescued:,} of {texts:,} texts were not finite, and each of them was "
         'computed again alone in float32: dtype="bfloat16" has more range than float16, and '
         'dtype="float32" more digits'
     )
@@ -226,20 +216,16 @@ def advice(totals: Mapping[str, Any]) -> list[str]:
 
 
 def shared_layers(totals: Mapping[str, Any]) -> str | None:
-    """Describe the leading layers that were run once for several models, for a report.
-
-    `totals` are sums of `RunStats` by name. Returns None if no models shared layers.
-    """
+    """Describe the leading layers that were run once for several models; None if there are none."""
     models, shared, layers = totals.get("peak_sharing") or (0, 0, 0)
     return f"{shared} of {layers} layers run once for {models} models" if models else None
 
 
 class PartProgress:
-    """Progress of one part of a job (rows that one task reads) through the mappers that run on it.
+    """Progress of one part of a job, with `rows` rows, through the `runs` mappers that run on it.
 
-    `name` is the part's name, `rows` its number of rows, and `runs` the number of mappers (models),
-    each of which runs all rows. At most once a second, a Dask worker sends the progress as a Dask
-    event; any other process passes it to `RunContext.on_progress`, if set.
+    At most once a second, a Dask worker sends the progress as a Dask event; any other process
+    passes it to `RunContext.on_progress`, if set.
     """
 
     def __init__(self, name: str, rows: int, runs: int) -> None:
@@ -248,11 +234,7 @@ class PartProgress:
         self._reported = 0.0
 
     def advance(self, rows: int) -> None:
-        """Add `rows` to the rows that mappers have run, and report the progress if it is time.
-
-        Rows are counted once per mapper. The sum never exceeds the total, even if rows are run
-        again after an error.
-        """
+        """Add `rows`, counted once per mapper, to the rows run; report progress if it is time."""
         self._done = min(self._done + rows, self._work)
         if time.monotonic() - self._reported < REPORT_EVERY_SECONDS:
             return
@@ -267,10 +249,7 @@ class PartProgress:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Collectors of statistics and progress for the task that this thread runs.
-
-    An attribute is None if its kind is not collected.
-    """
+    """Collectors of statistics and progress for this thread's task; None if not collected."""
 
     stats: list[RunStats] | None = None  # one item per mapper and partition
     stages: Any = None  # `gpuclassify.mapping.stage_counts.StageCounts`: rows kept and dropped
@@ -306,20 +285,16 @@ def run_context(**counters: Any) -> Iterator[RunContext]:
 
 @contextlib.contextmanager
 def collected_stats() -> Iterator[list[RunStats]]:
-    """Collect the statistics of mappers that this thread runs within the block.
-
-    Yields a list. Every mapper, such as a classifier, appends a `RunStats` once per partition.
-    """
+    """Yield a list; mappers that this thread runs append a `RunStats` to it per partition."""
     runs: list[RunStats] = []
     with run_context(stats=runs):
         yield runs
 
 
 def report_stats(stats: RunStats) -> None:
-    """Append a run's statistics to the list that `collected_stats` gave out, if there is one.
+    """Append a run's statistics to the list of `collected_stats`; without a list, log advice.
 
-    Without such a list, advice from the statistics is logged, each kind once per process. On a Dask
-    worker, the statistics are also sent as a Dask event.
+    On a Dask worker, the statistics are also sent as a Dask event.
     """
     if (runs := current_run().stats) is not None:
         runs.append(stats)
@@ -333,19 +308,13 @@ def report_stats(stats: RunStats) -> None:
 
 
 def advance(rows: int) -> None:
-    """Add `rows`, which a mapper has run, to the progress of the part that this thread works on.
-
-    Does nothing if no progress is collected.
-    """
+    """Add `rows`, which a mapper has run, to the progress of this thread's part, if collected."""
     if (part := current_run().part) is not None:
         part.advance(rows)
 
 
 def current_worker() -> Worker | None:
-    """Return the Dask worker whose task this thread runs; None outside of a task.
-
-    Does not import Dask's distributed, which is slow.
-    """
+    """Return the Dask worker whose task this thread runs; None outside of a task."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return None
@@ -356,10 +325,7 @@ def current_worker() -> Worker | None:
 
 
 class FirstReport(NamedTuple):
-    """First report of a job's progress: its time, and the work and rows that were done by then.
-
-    It comes when a worker has loaded the model.
-    """
+    """First report of a job's progress: its time, and the work and rows that were done by then."""
 
     seconds: float = 0.0  # since the first part was submitted
     work: float = 0.0  # work done, in parts of average size
@@ -369,10 +335,8 @@ class FirstReport(NamedTuple):
 class RunningParts:
     """Progress of the parts of a job that run now, as workers report it to the client. Thread-safe.
 
-    `names` are the names of all parts of the job (each is read by one task), and `sizes` their
-    shares of the work, in any unit; default: equal. If a part is run again, its earlier progress is
-    shown until the new run exceeds it. Events of other parts, such as another job's, are ignored.
-    Create the object when the first part is submitted.
+    `names` are the names of all parts of the job, and `sizes` their shares of the work, in any unit
+    (default: equal). Events of other parts, such as another job's, are ignored.
     """
 
     def __init__(self, names: Iterable[str] = (), sizes: Sequence[float] | None = None) -> None:
@@ -393,10 +357,7 @@ class RunningParts:
         return time.monotonic() - self._began
 
     def update(self, event: PartEvent) -> None:
-        """Record a worker's event about a part: its name, its rows, and the share of its work done.
-
-        The event is ignored if an earlier one reported more progress.
-        """
+        """Record a worker's event: a part's name, its rows, and the share of its work done."""
         name, rows, share = event
         with self._lock:
             if name in self._left:
@@ -406,22 +367,13 @@ class RunningParts:
                 self._latest[name] = max(self._latest.get(name, (rows, 0.0)), (rows, share))
 
     def finish(self, name: str) -> None:
-        """Remove the part `name`, which is finished, from the running parts.
-
-        Its size is counted in `surplus`, and later events of this part are ignored. A name that is
-        not among `names` has no effect.
-        """
+        """Remove the finished part `name` from the running ones; count its size in `surplus`."""
         with self._lock:
             self.surplus += self._left.pop(name, 1.0) - 1.0
             self._latest.pop(name, None)
 
     def totals(self) -> tuple[float, int]:
-        """Return the work done on the parts that run now, as numbers of parts and of rows.
-
-        The number of parts is the sum of the finished fractions of the parts, weighted by size: a
-        part of average size counts 1. The number of rows is the sum of the finished fractions times
-        the parts' rows.
-        """
+        """Return the work done on the parts that run now, in parts of average size and in rows."""
         with self._lock:
             parts = [(self._left[name], *latest) for name, latest in self._latest.items()]
         work = sum(part * share for part, _, share in parts)
@@ -434,10 +386,8 @@ def progress_events(
 ) -> Iterator[None]:
     """Call `on_progress` with each event about the progress of a part that runs during the block.
 
-    A part is a piece of a job's input that one task processes. An event has the part's name, its
-    number of rows, and the share of its work done. Parts run on the workers of `client`, and
-    `on_progress` is called in the client's thread, also for parts of other jobs on the cluster. If
-    `client` is None, parts run in this process.
+    Parts run on the workers of `client`, and `on_progress` is called in the client's thread, also
+    for parts of other jobs. If `client` is None, parts run in this process.
     """
     if client is None:
         with run_context(on_progress=on_progress):

@@ -3,7 +3,9 @@
 import argparse
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+from dask import is_dask_collection
 
 import gpuclassify
 from gpuclassify import ToBackend, cluster, curator
@@ -13,6 +15,7 @@ from gpuclassify.workers.nvml import GpuSurvey
 from tests.curator.conftest import FRAME, read_output
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 READ = """
 from nemo_curator.datasets import DocumentDataset
 from nemo_curator.classifiers import {kind}
@@ -98,6 +101,17 @@ def test_modules_run_one_after_another(run_script, checkpoint):
     pd.testing.assert_frame_equal(found.to_pandas(), expected, check_dtype=False)
 
 
+@pytest.mark.parametrize("limit", [None, 3])
+def test_classify_gives_a_lazy_dataset_of_a_dataset(limit):
+    dataset = curator.DocumentDataset.from_pandas(FRAME, npartitions=2)
+    found = gpuclassify.classify(dataset, [gpuclassify.Signals()], limit=limit)
+    assert isinstance(found, curator.DocumentDataset)
+    assert is_dask_collection(found.df)
+    pd.testing.assert_frame_equal(
+        found.to_pandas(), gpuclassify.Signals()(FRAME[:limit]), check_dtype=False
+    )
+
+
 def test_moving_a_lazy_frame_moves_its_meta(frames):
     lazy = frames.lazy(FRAME)
     there = ToBackend(frames.name)(lazy)
@@ -169,3 +183,52 @@ def test_a_dataset_is_written_and_read_again(run_script, tmp_path):
     assert found.npartitions == dataset.npartitions > 2
     assert sorted(found.to_pandas()["id"]) == FRAME["id"].tolist()
     assert len(found.head(3)) == 3
+
+
+def test_files_of_names_are_written_after_an_interrupted_removal_of_their_parts(tmp_path):
+    dataset = curator.DocumentDataset.from_pandas(FRAME[["id"]].assign(file_name="a.jsonl"))
+    left = tmp_path / "out/_parts_of_files/file_name=a/part-00000-0123abcd.jsonl"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    for _ in range(2):
+        dataset.to_json(str(tmp_path / "out"), write_to_filename=True)
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.jsonl"]
+    assert read_output(tmp_path / "out")["id"].tolist() == FRAME["id"].tolist()
+
+
+@pytest.mark.parametrize("compression", ["snappy", "gzip", "none", None])
+def test_parquet_has_the_compression_that_is_asked_for(tmp_path, compression):
+    frame = pd.DataFrame({"id": range(4), "file_name": ["a.parquet", "b.parquet"] * 2})
+    dataset = curator.DocumentDataset.from_pandas(frame, npartitions=2)
+    dataset.to_parquet(str(tmp_path / "named"), write_to_filename=True, compression=compression)
+    dataset.to_parquet(str(tmp_path / "parts"), compression=compression)
+    files = [*tmp_path.glob("named/*.parquet"), *tmp_path.glob("parts/*.parquet")]
+    found = {pq.ParquetFile(path).metadata.row_group(0).column(0).compression for path in files}
+    assert found == {{"none": "UNCOMPRESSED", None: "ZSTD"}.get(compression) or compression.upper()}
+    for name, ids in (("a", [0, 2]), ("b", [1, 3])):
+        assert pd.read_parquet(tmp_path / f"named/{name}.parquet")["id"].tolist() == ids
+
+
+@pytest.mark.parametrize(("compression", "ending"), [(None, ""), ("gzip", ".gz"), ("zstd", ".zst")])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_files_of_several_parts_have_all_their_rows(tmp_path, compression, ending, is_kept):
+    names = [f"a.jsonl{ending}", f"b.jsonl{ending}"]
+    frame = pd.DataFrame({"id": range(4), "file_name": names * 2})
+    dataset = curator.DocumentDataset.from_pandas(frame, npartitions=2)
+    options = {"write_to_filename": True, "keep_filename_column": is_kept}
+    dataset.to_json(str(tmp_path), compression=compression, **options)
+    columns = ["id", "file_name"] if is_kept else ["id"]
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl*")) == names
+    for number, name in enumerate(names):
+        content = (tmp_path / name).read_bytes()
+        assert content.count(ZSTD_MAGIC) == (compression == "zstd")  # pandas reads one zstd frame
+        found = curator.DocumentDataset.read_json(str(tmp_path / name)).to_pandas()
+        expected = frame[columns][number::2].reset_index(drop=True)
+        pd.testing.assert_frame_equal(found, expected, check_dtype=False)
+
+
+def test_an_unknown_pooling_is_refused_with_the_known_ones():
+    config = curator.SemDedupConfig(cache_dir="x", embedding_pooling_strategy="cls")
+    message = "embedding_pooling_strategy='cls' is not one of 'mean_pooling', 'last_token'"
+    with pytest.raises(ValueError, match=message):
+        curator.SemDedup(config)

@@ -244,6 +244,7 @@ def test_a_tokenizer_that_would_be_another_one_is_refused(own_stage):
     pipeline = curator.Pipeline("p").add_stage(curator.TokenizerStage("other/model"))
     with pytest.raises(ValueError, match="follows the TokenizerStage of other/model"):
         pipeline.add_stage(kind(folder))
+    assert pipeline.stages == [curator.TokenizerStage("other/model")]  # as before the call
     left = curator.TokenizerStage(folder, padding_side="left")
     with pytest.raises(ValueError, match="pass the same side to both"):
         curator.Pipeline("p").add_stage(left).add_stage(kind(folder))

@@ -139,6 +139,7 @@ def test_a_writer_begins_anew_where_it_is_told_to(run_script, tmp_path):
         results = curator.Pipeline("p", stages=[reader, chosen, writer]).run()
         assert read_output(tmp_path / "out").columns.tolist() == fields
         assert [task.data for task in results] == [[file] for file in results.files]
+        assert len(results) == len(results.files) > 0
     with pytest.raises(ValueError, match="mode='append'"):
         curator.JsonlWriter("out", mode="append")
 

@@ -11,7 +11,8 @@ from gpuclassify import (
     FineWebEduClassifier,
     PromptTaskComplexityClassifier,
 )
-from gpuclassify.workers.run_context import collected_stats
+from gpuclassify.inference import engine
+from gpuclassify.workers.run_context import advice, collected_stats
 from tests.loaders import LOADERS
 from tests.oracle import assert_close, plain_tokenizer, probabilities, raw_outputs, stacked
 from tests.replicas import sample_texts
@@ -213,6 +214,25 @@ def test_windows_with_everything_read_are_not_called_cut(sequence_classifier):
     assert first(pd.DataFrame({"text": TEXTS}))["cut"].tolist() == [
         len(window_texts(sequence_classifier("bert"), text)) > 1 for text in TEXTS
     ]
+
+
+@pytest.mark.parametrize("long_text", ["windows", "lines"])
+def test_a_text_with_several_parts_that_are_computed_again_counts_once(
+    sequence_classifier, monkeypatch, long_text
+):
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda *args: np.full_like(run(*args), np.nan))
+    first, second, third = TEXTS[-3:]
+    texts = [f"{first}\n{second}", f"{second}\n{third}"]
+    classifier = DistributedDataClassifier(
+        model=sequence_classifier("bert"), long_text=long_text, max_seq_length=SIZE, autocast=False
+    )
+    with collected_stats() as runs:
+        classifier(pd.DataFrame({"text": [*texts, None, texts[0]]}))
+
+    assert runs[0].windows > 2
+    (sentence,) = advice(runs[0].as_dict())
+    assert "the outputs of 2 of 2 texts were not finite" in sentence
 
 
 @pytest.mark.parametrize(

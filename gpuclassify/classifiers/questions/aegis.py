@@ -77,11 +77,7 @@ class AegisModel(LoraModel):
     """Pinned LoRA adapter of Aegis with its decoder, and the safety prompt."""
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of adapter and decoder, and the safety prompt, without weights.
-
-        The prompt is the only one in the attribute `prompts` of the result. Raises TemplateError if
-        it is missing, incomplete, or has another digest than expected.
-        """
+        """Read the configurations of adapter and decoder, and the safety prompt; no weights."""
         checkpoint, options = super().read(), self.options
         card = checkpoint.adapter
         assert card is not None, "Aegis is an adapter"
@@ -92,17 +88,10 @@ class AegisModel(LoraModel):
 
 
 class AegisRunner(AnswerRunner):
-    """Runner that asks the Aegis decoder about each text.
-
-    An answer is decoded token by token, only until further tokens cannot change an output column.
-    """
+    """Runner that asks an Aegis model about each text until the output columns are decided."""
 
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Return whether decoding can end, because more tokens would not change any output column.
-
-        `answer` is the text decoded so far. `is_complete` says whether the answer is at its end:
-        the decoder has ended it, or it has `max_new_tokens` tokens.
-        """
+        """Return whether decoding can end: see `AnswerRunner.is_decided`."""
         if self.options.keep_raw:
             return is_complete
         needs_all = self.options.categories_field is not None
@@ -111,11 +100,7 @@ class AegisRunner(AnswerRunner):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Label of a text, and the distinct categories ("O1" to "O13") that the model's answer lists.
-
-    The label is "safe", the category if an unsafe answer lists nothing else, or "unknown" for all
-    other answers. The categories may be only some of the list if decoding ended early.
-    """
+    """Label and distinct categories ("O1" to "O13") of a model's answer: see `read_answer`."""
 
     label: str
     categories: tuple[str, ...] = ()
@@ -129,17 +114,15 @@ def final_verdict(answer: str) -> Verdict:
 
 
 def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False) -> Verdict | None:
-    """Return label and categories of an answer, or None if more tokens can change them.
+    """Return label and categories of an answer, or None if they are not decided yet.
 
-    `text` is the answer decoded so far, and `is_complete` says whether no tokens follow. If the
-    first line is neither ``safe`` nor ``unsafe``, the label is ``unknown``. After ``unsafe``, the
-    second line lists categories from ``O1`` to ``O13``, separated by commas; further lines are
-    ignored. If the first entry of the list is no category, the label is ``unknown``, and no
-    categories are returned. Several entries make the label ``unknown``, too, as in both generations
-    of NeMo Curator (``_parse_response``), so that a filter for one category drops texts that have
-    another one, too. The returned categories are distinct, and lack other entries. By default, a
-    list is decided at the first comma, and the categories may be only some of it. With
-    `needs_all_categories`, it is decided at the end of the second line.
+    `text` is the answer decoded so far, and `is_complete` says whether no tokens follow. A valid
+    answer is ``safe``, or ``unsafe`` with a second line of categories, ``O1`` to ``O13``, separated
+    by commas; further lines are ignored. Other answers have the label ``unknown``, and so has a
+    list of several entries, as in both generations of NeMo Curator (``_parse_response``): a filter
+    for one category then drops texts that have another one, too. By default, a list is decided at
+    its first comma, so that later categories may be missing; with `needs_all_categories`, at the
+    end of its line.
     """
     first, *others = text.split("\n")
     word = first.strip()
@@ -180,10 +163,7 @@ class AegisHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns that the settings name, as values by column name.
-
-        `values` are the model's answers, str objects (texts,).
-        """
+        """Return the columns in `fields` by name, from answers, str objects (texts,)."""
         categories = [list(final_verdict(answer).categories) for answer in values]
         return named_columns(
             (self.label_field, _labels(values).tolist()),
@@ -192,11 +172,7 @@ class AegisHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return ``{"label": mask}``, true for texts whose label is in `filter_by`, bool (texts,).
-
-        The dict is empty if `filter_by` is not set. `values` are the model's answers, str objects
-        (texts,).
-        """
+        """Return ``{"label": mask}`` of texts whose label is in `filter_by`; {} if not set."""
         return self.passes_label(_labels(values))
 
     @property

@@ -18,7 +18,7 @@ from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.settings.options import template_pieces
 
 Tokens = tuple[int, ...]
-_HALF_PAIR = re.compile("[\ud800-\udfff]")  # what Arrow's strings cannot hold
+_HALF_PAIR = re.compile("[\ud800-\udfff]")  # surrogates, which Arrow's strings cannot hold
 # Stand-in for a free text, to tokenize the literal after it.
 _AFTER_FREE_TEXT = "a"
 # Labels, possibly with the texts that the model writes for each.
@@ -112,10 +112,7 @@ class Free(Declared):
     is_json: bool = setting(default=False, kw_only=False)
 
     def value(self, text: str) -> str | list[str]:
-        """Return the field's value, a text or a list of texts, from the text that was decoded.
-
-        A list has no empty items.
-        """
+        """Return the field's value for the decoded text: a text, or a list without empty items."""
         if self.separator is None:
             return self._decoded(text)
         return [self._decoded(item) for item in text.split(self.separator) if item]
@@ -142,12 +139,7 @@ _KINDS: dict[str, Any] = {"choice": Choice, "several": Several, "free": Free}
 
 
 def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Check a field's options, and convert them to pairs of a label and the texts that mean it.
-
-    `options` is a list of labels, each its own text; a dict of label to text or list of texts; or
-    pairs from this function. Raises TypeError for other types, sets included, and ValueError for
-    fewer than two labels, blank or repeated texts or labels, or a label without text.
-    """
+    """Check options, and convert them to pairs of a label and the texts that mean it."""
     if isinstance(options, tuple) and options and all(isinstance(one, tuple) for one in options):
         options = dict(options)
     if isinstance(options, str) or not isinstance(options, Collection):
@@ -178,11 +170,8 @@ def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def named_field(options: Any) -> Field:
     """Make an answer field from a setting: a list or dict of options, or a field object.
 
-    A list or dict of options becomes a `Choice`, and a field object is returned as it is. A dict
-    whose only key is "choice", "several" or "free" becomes an object of the class `Choice`,
-    `Several` or `Free`, if its value is a dict of attributes: ``{"several": {"options": ["a", "b"],
-    "none": "none"}}``. Files of settings describe field objects so. Raises TypeError or ValueError
-    for other options.
+    In files of settings, a field object is a dict of its class, in lower case, to its attributes:
+    ``{"several": {"options": ["a", "b"], "none": "none"}}``.
     """
     if isinstance(options, Mapping) and len(options) == 1:
         ((name, attributes),) = options.items()
@@ -204,10 +193,8 @@ class AnswerForm:
     def of(cls, template: str, fields: Mapping[str, Any]) -> AnswerForm:
         """Parse the template of an answer, such as ``"Safety: {safety}"``.
 
-        `fields` maps each name in braces to its options, such as ``{"safety": ["safe",
-        "unsafe"]}``, or to a field object, such as `Several`; the form has them in the template's
-        order. Raises ValueError unless each name is in the template once, and in `fields`, or if an
-        option begins with another one and no text after it tells them apart.
+        `fields` maps each name in braces to its options, or to a field object, such as `Several`.
+        Raises ValueError unless each name is once in the template, and in `fields`.
         """
         names, literals = [], [""]
         for text, name in template_pieces(template, "answer"):
@@ -267,11 +254,7 @@ Reading = Generator[Tokens, None, Any]  # yields tokens after which results are 
 
 
 class Freely(tuple[int, ...]):
-    """Token ids of a partial answer, to request the most likely next token of the whole vocabulary.
-
-    The logits of the token ids in `Reader.columns` are requested, too. A plain tuple of token ids
-    requests only these.
-    """
+    """Token ids after which not only logits are requested, but also the most likely next token."""
 
     __slots__ = ()
 
@@ -290,8 +273,7 @@ class _Node:
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
         """Add an option's ids; return False if they equal or begin another option's, or vice versa.
 
-        The first `end` ids are the option's text; a token after them marks where it ends. After
-        False, the tree is no longer valid, unless `option` is also the other option's number.
+        The first `end` ids are the option's text, and ids after them, if any, mark where it ends.
         """
         node, is_new = self, False
         for token in tokens:
@@ -306,36 +288,17 @@ class _Node:
 class AnswerReader:
     """Reader that turns a decoder's logits into answers of one form.
 
-    Parameters
-    ----------
-    form : AnswerForm
-        Fields of an answer, and the literal texts around them.
-    encode : callable
-        Function from a text to its token ids, without additional special tokens.
-    decode : callable
-        Function from token ids to text.
-    before : str
-        Text at the end of all prompts, which the tokens of an answer depend on.
-    end_ids : collection of int
-        Token ids that end an answer.
-    needs_shares : bool
-        Whether the probabilities of all options of the first field are needed. Otherwise, they may
-        be lower bounds.
-    places : dict of int to int, optional
-        Column of the logits by token id, to which this reader adds the tokens that it needs.
-        Readers of the same rows share it.
+    `encode` converts a text to its token ids, without additional special tokens, and `decode`
+    converts ids to text. `before` is the text at the end of all prompts, and `end_ids` are the
+    token ids that end an answer. Unless `needs_shares`, the probabilities of the first field's
+    options may be lower bounds. `places` has the column of the logits by token id, to which this
+    reader adds the tokens that it needs; readers of the same rows share it. Raises ValueError if
+    the tokenizer merges the answer with the document before `before`, or texts of neighbouring
+    fields, or if two options cannot be told apart by their tokens.
 
-    Raises
-    ------
-    ValueError
-        The tokenizer merges the answer with the document before `before`, or texts of neighbouring
-        fields, or two options cannot be told apart by their tokens.
-
-    Attributes
-    ----------
-    dropped : int
-        Number of the prompt's last tokens that depend on the answer's text. The caller drops them
-        from prompts, and the reader reads them as the beginning of the answer.
+    The attribute `dropped` is the number of the prompt's last tokens that depend on the answer's
+    text. The caller drops them from prompts, and the reader reads them as the beginning of the
+    answer.
     """
 
     def __init__(
@@ -355,8 +318,6 @@ class AnswerReader:
         self._places = {} if places is None else places
         self._trees: dict[Any, _Node] = {}
         self._sequences: dict[tuple[str, str], Tokens] = {}
-        # The last tokens of a prompt can depend on the text after it. They are dropped from the
-        # prompt, and read as the beginning of the answer.
         self._before, self.dropped = before, 0
         base = encode(before)
         for text in self._texts_of(0):
@@ -378,10 +339,7 @@ class AnswerReader:
 
     @property
     def columns(self) -> Tokens:
-        """Token ids whose logits are needed, in the order of the logit columns.
-
-        More may be appended while answers are read.
-        """
+        """Token ids of the logit columns, in order; more may be appended while answers are read."""
         return tuple(self._places)
 
     @property
@@ -400,12 +358,9 @@ class AnswerReader:
         return total
 
     def read(self, known: Known, start: Tokens = ()) -> Reading:
-        """Read an answer: yield token ids after which logits are needed, and return an `Answer`.
+        """Read an `Answer`: see `Reader.read` in generation.py.
 
-        A generator. The yielded token ids are a partial answer, which begins with `start`, the
-        token ids between prompt and answer. Before the generator is resumed, the caller adds the
-        logits after them to `known`, under these ids, and, for a `Freely` object, the most likely
-        next token.
+        The yielded token ids begin with `start`, the token ids between the prompt and the answer.
         """
         answer, path, previous = Answer(), start, self._before
         value: Any
@@ -499,11 +454,7 @@ class AnswerReader:
     # Prefix trees of the token ids of choices.
 
     def _check_seams(self) -> None:
-        """Raise ValueError if the tokenizer merges texts of neighbouring fields into one token.
-
-        Builds the prefix trees of the fields' options, which raises ValueError if two options
-        cannot be told apart by their tokens.
-        """
+        """Raise ValueError if the tokenizer merges neighbouring texts, or options are ambiguous."""
         starts = [self._before]
         for number, field in enumerate(self.form.fields):
             for start in starts:
@@ -522,11 +473,7 @@ class AnswerReader:
                 starts += items
 
     def _texts_of(self, number: int) -> list[str]:
-        """Return the possible beginnings of field `number`, with the literal before the field.
-
-        They are the whole options of a `Choice`, first labels and `none` of a `Several` field, and
-        only the literal, if any, of a `Free` field.
-        """
+        """Return the possible beginnings of field `number`, with the literal before the field."""
         field, literal = self.form.fields[number], self.form.literals[number]
         if isinstance(field, Free):
             return [literal] if literal else []
@@ -539,7 +486,7 @@ class AnswerReader:
         """Return the token ids of `text` after the text `before`.
 
         If `before` is the end of the prompt, the result begins at its last `dropped` tokens, which
-        `text` may change. Raises ValueError if `text` changes other tokens of `before`.
+        `text` may change.
         """
         if (before, text) not in self._sequences:
             base, whole = self._encode(before), self._encode(before + text)
@@ -558,10 +505,9 @@ class AnswerReader:
     ) -> _Node:
         """Return the prefix tree of token ids of the options that can come next in field `number`.
 
-        They come after `before`, an option or the prompt's end, and include the literal or the
-        separator between. In a `Several` field, `rest` are the labels not chosen yet (None: all).
-        One more option is last: for the first label (`is_first`), the text `none`, if there is one;
-        for later labels, the end of the list. A `Free` field's tree is empty. Trees are cached.
+        They come after the text `before`. In a `Several` field, `rest` are the labels not chosen
+        yet (None: all), and one more option is last: for the first label (`is_first`), the text
+        `none`, if there is one; for later labels, the end of the list.
         """
         field = self.form.fields[number]
         if isinstance(field, Free):
@@ -630,11 +576,7 @@ class AnswerReader:
         return self._end_ids if is_end else self._after_field(number, text)
 
     def _after_item(self, number: int, others: Sequence[str], text: str) -> Collection[int]:
-        """Return the token ids that can come next after a label in the list of a `Several` field.
-
-        `number` is the field's index, `others` are the labels that may still follow, and `text` is
-        the label's text, together with the literal or separator before it.
-        """
+        """Return the token ids that can follow a label in the list of a `Several` field."""
         field = self.form.fields[number]
         assert isinstance(field, Several)
         texts = [field.separator + one for label in others for one in dict(field.spellings)[label]]
@@ -646,11 +588,7 @@ class AnswerReader:
         return {tokens[0] for tokens in self._sequences_after(number, text)}
 
     def _sequences_after(self, number: int, text: str) -> frozenset[Tokens]:
-        """Return the sequences of token ids that can follow field `number` if it ends with `text`.
-
-        A sequence is the next field's text with the literal before it, the last literal, or an end
-        token.
-        """
+        """Return the token id sequences that can follow field `number` if it ends with `text`."""
         literal = self.form.literals[number + 1]
         if number + 1 < len(self.form.fields):
             texts = self._texts_of(number + 1)
@@ -674,9 +612,9 @@ def _explore(
 ) -> Generator[Tokens, None, tuple[np.ndarray, list[Tokens]]]:
     """Return each option's probability, float64 (count,), and its token ids after `path`.
 
-    A generator: it yields `path` and more ids; the caller adds the next token's logits to `known`.
-    A probability is a product of softmaxes over the tokens that `tree` allows. Unless `needs_all`,
-    the search ends when the best option is known; all are lower bounds, or 0 with the ids ().
+    A generator that yields token ids, as `Reader.read` does. A probability is a product of
+    softmaxes over the tokens that `tree` allows. Unless `needs_all`, the search ends when the best
+    option is known; all are lower bounds, or 0 with the ids ().
     """
     shares = np.zeros(count)
     tokens: list[Tokens] = [()] * count

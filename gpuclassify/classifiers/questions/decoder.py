@@ -40,11 +40,7 @@ _LOGITS_AT_ONCE = 1_024  # tokens whose logits of the whole vocabulary are in me
 
 
 class Decoder:
-    """Causal language model on its device, in one dtype, with LoRA adapters. Thread-safe.
-
-    Weights are in memory once. One adapter is active at a time. Each adapter has its own modules
-    around the shared weight tensors, and is not merged into them.
-    """
+    """Causal language model on a device, with LoRA adapters; at most one of them is active."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.device: torch.device = model.device
@@ -68,21 +64,16 @@ class Decoder:
         return copy.deepcopy(self.tokenizer)
 
     def attached(self, key: Hashable, build: Callable[[], Thing]) -> Thing:
-        """Return the result of ``build()``, cached under `key` as long as this decoder lives.
-
-        `build` is called only if nothing is cached under `key`.
-        """
+        """Return the result of ``build()``, cached under `key` as long as this decoder lives."""
         with self._attaching:
             if key not in self._attachments:
                 self._attachments[key] = build()
             return self._attachments[key]
 
     def add_adapter(self, name: str, directory: Path) -> None:
-        """Load the LoRA adapter in `directory` as `name`, in this model's dtype.
+        """Load the LoRA adapter in `directory` as `name`, unless an adapter of this name is loaded.
 
-        Does nothing if an adapter of this name is loaded. The first adapter becomes active; others
-        do not change the active one. Raises CheckpointError if files or tensors are missing, or do
-        not fit this model, and ModuleNotFoundError if peft is not installed.
+        The first adapter becomes active; others do not change the active one.
         """
         if name in self._models:  # no need to wait for the locks below
             return
@@ -102,10 +93,7 @@ class Decoder:
             self._models[name] = model
 
     def use(self, name: str | None) -> None:
-        """Make the adapter `name` active, or none if it is None.
-
-        The caller holds the device's lock. Raises KeyError if `add_adapter` has not loaded it.
-        """
+        """Make the adapter `name` active (None: no adapter). The caller holds the device's lock."""
         with self._lock:
             if name not in self._models:
                 known = [one for one in self._models if one is not None]
@@ -123,8 +111,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Compute hidden states after the final norm, (rows, width, hidden).
 
-        The active adapter is applied. Padding on the left needs a mask and position ids. With
-        padding on the right, results are correct without a mask, which is faster. `attention` is
+        A mask is needed only for padding on the left, which also needs position ids. `attention` is
         the name of an attention function in transformers, which gets `extra` as keyword arguments.
         """
         with self._lock:
@@ -143,9 +130,7 @@ class Decoder:
     def logits(self, hidden: torch.Tensor, tokens: tuple[int, ...] | None = None) -> torch.Tensor:
         """Compute logits, float32 (n, vocabulary), of hidden states (n, hidden).
 
-        With `tokens`, returns the logits of these token ids only, (n, tokens). If the output layer
-        is a plain ``nn.Linear``, it computes only them, and in float32. All other logits are
-        computed for the whole vocabulary in the model's dtype, and then converted.
+        With `tokens`, returns the logits of these token ids only, (n, tokens).
         """
         if tokens == ():
             return hidden.new_empty((len(hidden), 0), dtype=torch.float32)
@@ -160,10 +145,7 @@ class Decoder:
             return logits if tokens is None else logits[:, list(tokens)]
 
     def _finished(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits of hidden states (n, hidden) by the output layer `head`.
-
-        The model's own code scales and caps the logits, as it does for its own output layer.
-        """
+        """Compute logits by the output layer `head`; the model's own code scales and caps them."""
         shell = copy.copy(self._model)
         body, last = shell.base_model_prefix, self._head_name
         shell._modules = {**shell._modules, body: _Given(hidden), last: head}
@@ -171,11 +153,7 @@ class Decoder:
 
 
 class LikelihoodNetwork(nn.Module):
-    """Decoder that sums the negative log-likelihood of each row's tokens, given the tokens before.
-
-    One sum is over all tokens of a row. The other leaves out the first `context` tokens, which a
-    row may repeat from an earlier row as context.
-    """
+    """Decoder that sums the negative log-likelihoods of each row's tokens."""
 
     def __init__(self, decoder: Decoder, context: int) -> None:
         super().__init__()
@@ -185,10 +163,9 @@ class LikelihoodNetwork(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Return sums of negative log-likelihood in nats, and counts of tokens, float32 (rows, 4).
 
-        Columns 0 and 1 are sum and count over all tokens of a row except its first one, which has
-        no tokens before it. Columns 2 and 3 also leave out the first `context` tokens of each row;
-        the number `context` is an argument of the class. Ids and mask are (rows, width), padded on
-        the right. Makes the decoder's adapters inactive.
+        Columns 0 and 1 are sum and count over all tokens of a row except its first one. Columns 2
+        and 3 also leave out the first `context` tokens of each row. Ids and mask are (rows, width),
+        padded on the right.
         """
         self._decoder.use(None)
         columns = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -225,9 +202,7 @@ class GuardNetwork(nn.Module):
     ) -> torch.Tensor:
         """Compute logits (rows, 1) from ids and mask (rows, width), padded on either side.
 
-        `position_ids` are passed if, and only if, padding is on the left. Runs the decoder without
-        its output layer, and keeps only the state of each row's last token. Makes the network's
-        adapter the decoder's active one.
+        `position_ids` are passed if, and only if, padding is on the left.
         """
         self._decoder.use(self._adapter)
         is_left = position_ids is not None
@@ -272,10 +247,7 @@ class _Rows(nn.Module):
 
 
 def check_runs(sizes: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless `Decoder` can run a model with this ``config.json``.
-
-    `sizes` is the parsed file, and `name` is the model's name for the message.
-    """
+    """Raise CheckpointError unless `Decoder` can run a model with this parsed ``config.json``."""
     model = decoder_without_memory(sizes).eval()
     decoder = Decoder(model, SimpleNamespace(eos_token_id=0))
     ids, state = torch.zeros(1, 2, dtype=torch.int64, device="meta"), RowState()
@@ -292,11 +264,7 @@ def check_runs(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Load the causal language model and tokenizer in `directory`, in this dtype, onto a device.
-
-    Raises CheckpointError if files or tensors are missing, if tensors do not fit ``config.json``,
-    if that describes no decoder (see `check_is_decoder`), or if ``eos_token_id`` is invalid.
-    """
+    """Load the causal language model and tokenizer in `directory`, in this dtype, onto a device."""
     from transformers import AutoModelForCausalLM
 
     owner = str(directory)

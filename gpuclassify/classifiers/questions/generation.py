@@ -48,18 +48,11 @@ class Reader(Protocol):
 
     @property
     def columns(self) -> Tokens:
-        """Token ids whose logits are needed at each position of the answer that `read` requests.
-
-        More may be appended while answers are read.
-        """
+        """Token ids whose logits are needed; more may be appended while answers are read."""
 
     @property
     def has_free_fields(self) -> bool:
-        """Whether a part of the answer is free text, decoded greedily.
-
-        At its positions, the most likely token of the whole vocabulary is needed, in addition to
-        the logits of `columns`.
-        """
+        """Whether a part of the answer is free text, decoded greedily."""
 
     @property
     def most_tokens(self) -> int:
@@ -68,22 +61,17 @@ class Reader(Protocol):
     def read(self, known: Known) -> Reading:
         """Read an answer: yield token ids after which logits are needed, and return the answer.
 
-        A generator. Each time, it yields one tuple, the token ids of the answer so far. Before it
-        is resumed, the caller stores the next token's logits of `columns` in `known`, with this
-        tuple as the key. If the tuple is a `Freely` object, the caller stores there, too, the most
-        likely token of the whole vocabulary and its probability. See `Known` for the values. The
-        caller may store results after other token ids in advance. The returned answer is not None,
-        and has the attribute `tokens`, its token ids, used to draft later answers.
+        A generator. Each time, it yields the token ids of the answer so far. Before it is resumed,
+        the caller stores the next token's logits of `columns` in `known`, under these ids; for a
+        `Freely` object also the most likely token of the whole vocabulary and its probability. The
+        returned answer is not None, and has the attribute `tokens`, its token ids, used to draft
+        later answers.
         """
 
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """Arguments of the function `answer` that are equal for all prompts of a call.
-
-    They are the decoder, its LoRA adapter, the common prefix of most prompts, and the reader, which
-    computes an answer from the decoder's logits.
-    """
+    """Arguments of the function `answer` that are equal for all prompts of a call."""
 
     decoder: Decoder
     adapter: str | None  # name of one of the decoder's adapters; None for no adapter
@@ -104,10 +92,9 @@ class FreeAnswer:
 class FreeReader:
     """Reader that decodes greedily: each token is the most likely one; ties go to the lowest id.
 
-    ``is_decided(text, is_complete)``, a pure function, is called after every new token, and returns
-    whether the partial answer `text`, without special tokens, is enough. `is_complete` says whether
-    the answer is at its end, so that it ends in any case: the last token is an end token, or the
-    answer has `max_new_tokens` tokens.
+    ``is_decided(text, is_complete)``, a pure function, returns whether the partial answer `text`,
+    without special tokens, is enough. `is_complete` says whether the answer ends in any case, at an
+    end token or after `max_new_tokens` tokens.
     """
 
     decoder: Decoder
@@ -120,18 +107,11 @@ class FreeReader:
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens added per answer when batches are sized: `max_new_tokens`, at most 8.
-
-        Answers may be longer: memory for more tokens is allocated as they are decoded.
-        """
+        """Number of tokens added per answer when batches are sized: `max_new_tokens`, at most 8."""
         return min(MOST_DRAFTED, self.max_new_tokens)
 
     def read(self, known: Known) -> Reading:
-        """Decode an answer greedily: yield its token ids until it ends, and return a `FreeAnswer`.
-
-        A generator. Each time it yields the token ids decoded so far, and is resumed when `known`
-        has the most likely next token under these ids. It yields nothing for tokens already known.
-        """
+        """Decode an answer greedily, and return a `FreeAnswer`: see `Reader.read`."""
         tokens: Tokens = ()
         while not tokens or not self._is_ended(tokens):
             if tokens not in known:
@@ -159,10 +139,9 @@ def answer(
 ) -> list[Any]:
     """Run prompts through the task's decoder, and return the reader's answer to each, in order.
 
-    An answer is None if logits were not finite. Prompts are whole, including the prefix. The task's
-    adapter becomes the active one. The batch limits measured for the model are cached under `key`.
-    Only `sort_by_length` and `batch_size` of the settings apply, because decoders have one loader
-    and one engine. Counts of the run are added to `stats`.
+    An answer is None if logits were not finite. Prompts are whole, including the prefix. The
+    model's batch limits are cached under `key`. Only `sort_by_length` and `batch_size` of the
+    settings apply. Counts of the run are added to `stats`.
     """
     answers: list[Any] = [None] * len(prompts)
     if not answers:
@@ -195,20 +174,17 @@ class SeenAnswers:
         self._counts: Counter[Tokens] = Counter()
 
     def add(self, answer: Tokens) -> None:
-        """Count an answer's token ids.
-
-        When there are more than 64 distinct answers, only the 32 most frequent ones are kept.
-        """
+        """Count an answer's token ids; if there are too many answers, rare ones are forgotten."""
         self._counts[answer] += 1
         if len(self._counts) > _MOST_SEEN:
             self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
 
     def continuations(self) -> dict[Tokens, Tokens]:
-        """Return a draft, the probable next tokens, for each proper beginning of a counted answer.
+        """Return a draft of the next tokens for each proper beginning of a counted answer.
 
-        Keys are the beginnings, including (). Values are at most `MOST_DRAFTED` token ids, possibly
-        none, which follow in the most frequent answer with this beginning. An answer's last token
-        is not drafted, because the decoder predicts it when it verifies the token before.
+        It has at most `MOST_DRAFTED` tokens, from the most frequent answer with this beginning. An
+        answer's last token is not drafted, because the decoder predicts it when it verifies the
+        token before.
         """
         rarest_first = reversed(self._counts.most_common())
         return {
@@ -225,12 +201,7 @@ class _Memory:
         self._kept: dict[bytes, tuple[Prefix | None, SeenAnswers]] = {}
 
     def of(self, task: AnswerTask) -> tuple[Prefix | None, SeenAnswers]:
-        """Return keys and values of the task's prompt prefix, and the earlier answers after it.
-
-        The prefix is the token ids that most prompts begin with. Its keys and values are computed
-        in the first call with it, and cached; the `Prefix` is None if there are no such ids. The
-        cache has at most `_MOST_PREFIXES` prefixes, and drops the least recently used one.
-        """
+        """Return the task's cached prefix, None if it is empty, and earlier answers after it."""
         key = task.prefix.tobytes()
         if key not in self._kept:
             while len(self._kept) >= _MOST_PREFIXES:  # frees memory that the new one may need
@@ -264,10 +235,7 @@ class _Row:
         self._reading = reader.read(self.known)
 
     def advance(self) -> bool:
-        """Continue reading the answer until logits are missing; return False if it is complete.
-
-        Sets `wanted` to the token ids after which logits are missing, or `result` to the answer.
-        """
+        """Read on until logits are missing after `wanted`; return False if `result` is ready."""
         try:
             wanted = next(self._reading)
         except StopIteration as end:
@@ -278,11 +246,7 @@ class _Row:
 
     @property
     def next_column(self) -> int:
-        """Index of the first token to run in the next forward pass, counted from the prefix's end.
-
-        Indices go on from the rest of the prompt to the answer. Tokens before this index have
-        cached keys and values. The last token of `wanted`, or of the prompt, always runs.
-        """
+        """Index of the next forward pass's first token, counted from the prefix's end."""
         if self.has_run is None:
             return 0
         kept = 0
@@ -299,11 +263,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Group:
-    """Runner of prompts that share equally many tokens with the task's prefix.
-
-    `prefix` has the keys and values of the shared tokens (None: no tokens), and `seen` the earlier
-    answers, used to draft new ones. The caller holds the device's lock.
-    """
+    """Runner of prompts with the same `prefix`; the caller holds the device's lock."""
 
     task: AnswerTask
     prefix: Prefix | None
@@ -313,11 +273,7 @@ class _Group:
     def answers(
         self, prompts: list[np.ndarray], key: Hashable, settings: ModelOptions
     ) -> list[Any]:
-        """Return the reader's answer to each prompt, in order, from batches that fit the memory.
-
-        Prompts are token ids after the prefix that they share in this group. The batch limits
-        measured for the model are cached under `key`. An answer is None if logits were not finite.
-        """
+        """Answer prompts, given without their prefix, in order: see the function `answer`."""
         room = self.task.reader.most_tokens
         lengths = np.array([len(prompt) + room for prompt in prompts])
         device, widest = self.task.decoder.device, int(lengths.max())
@@ -351,21 +307,14 @@ class _Group:
         return [answers[index] for index in np.argsort(order)]
 
     def probe(self, rows: int, width: int) -> None:
-        """Run a batch of `rows` prompts of `width` arbitrary token ids after the prefix.
-
-        Does not measure anything: the caller measures the memory that the run takes.
-        """
+        """Run a batch of `rows` prompts of `width` arbitrary token ids after the prefix."""
         prompts = [_Row(np.zeros(width, np.int64), self.task.reader) for _ in range(rows)]
         replace(self, stats=RunStats())._forward(prompts, RowState(self.prefix))
 
     def _answer_batch(
         self, prompts: list[np.ndarray], current_limits: Callable[[], BatchLimits]
     ) -> list[Any]:
-        """Return the answers to a batch of prompts, in order; None for logits that are not finite.
-
-        Prompts are token ids after the prefix. They run in smaller batches within the limits that
-        `current_limits` returns. Then all answers are decoded together, and added to `seen`.
-        """
+        """Run prompts in batches within the limits, and then decode all their answers together."""
         continuations = self.seen.continuations()
         rows = [_Row(prompt, self.task.reader) for prompt in prompts]
         new_rows = [row for row in rows if row.advance()]
@@ -391,9 +340,8 @@ class _Group:
     ) -> list[_Row]:
         """Run the decoder once for all rows, and return the rows whose answers are not complete.
 
-        Rows with non-finite logits are dropped. `state` has the rows' keys and values; only those
-        of the returned rows stay. `continuations` are drafts, used for speculative decoding: by an
-        answer's tokens so far, the probable next tokens, which are verified in the same run.
+        Rows with non-finite logits are dropped. `continuations` are drafts by an answer's tokens so
+        far.
         """
         for row in rows:
             row.draft = continuations.get(row.wanted, ())
@@ -406,8 +354,7 @@ class _Group:
     def _forward(self, rows: list[_Row], state: RowState) -> list[bool]:
         """Run the decoder over each row's next and drafted tokens; store the logits in the rows.
 
-        `state` has the keys and values of the rows' earlier tokens; the new tokens' are added to
-        it. Returns for each row whether the logits before its draft are finite.
+        Returns for each row whether the logits before its draft are finite.
         """
         decoder, reader, is_first = self.task.decoder, self.task.reader, not state.layers
         ids, columns, is_asked = _inputs_of(rows)
@@ -441,10 +388,7 @@ class _Group:
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Return the most likely token id of each row of logits, and its probability, float64 (n, 2).
-
-    The token id is -1 if any of the row's logits is not finite.
-    """
+    """Return each row's most likely token id (-1 if a logit is not finite), and its probability."""
     best, token = logits.max(1)
     share = (best - logits.logsumexp(1)).exp()
     token = torch.where(logits.isfinite().all(1), logits.argmax(1), -1)
@@ -455,8 +399,7 @@ def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
     """Store a row's new results, one per position; return False if the first one is not finite.
 
     A result is an array of the most likely next token id (-1 if not requested), its probability, 1
-    if all logits are finite, and the logits of `Reader.columns`. Positions after the first are
-    drafted tokens; from a non-finite one on, their results are dropped.
+    if all logits are finite, and the logits of `Reader.columns`.
     """
     row.has_run = (*row.wanted, *row.draft)
     for number, values in enumerate(results):
@@ -469,11 +412,10 @@ def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
 
 
 def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the next forward's token ids, their indices in prompt and answer, and a mask.
+    """Return the next forward's token ids, their indices after the prefix, and a mask.
 
-    The mask is true for tokens after which logits are needed: each row's drafted tokens, and the
-    one before them. Indices count from the end of the common prefix. All arrays are (rows, width),
-    padded on the right.
+    The mask is true for tokens after which logits are needed. All arrays are (rows, width), padded
+    on the right.
     """
     starts = [row.next_column for row in rows]
     next_ids = [row.next_ids(start) for row, start in zip(rows, starts, strict=True)]

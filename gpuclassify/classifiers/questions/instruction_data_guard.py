@@ -44,15 +44,12 @@ POISONED_FROM = 0.5
 
 
 def decisions(labels: Any) -> tuple[bool, ...] | None:
-    """Normalize the setting `filter_by` to a sorted tuple of distinct bools; None stays None.
-
-    Raises TypeError unless `labels` is None, a bool or a list of them, and ValueError for an empty
-    list.
-    """
+    """Normalize the setting `filter_by` to a sorted tuple of distinct bools; None stays None."""
     if labels is None:
         return None
-    several = [labels] if isinstance(labels, bool) else labels
-    if not isinstance(several, Iterable) or not all(isinstance(one, bool) for one in several):
+    several = (labels,) if isinstance(labels, bool) else labels
+    several = tuple(several) if isinstance(several, Iterable) else None
+    if several is None or not all(isinstance(one, bool) for one in several):
         raise TypeError(f"filter_by={labels!r}: pass True, False or a list of them")
     if not several:
         raise ValueError("filter_by=[] names no label: pass True, False, or leave it out")
@@ -99,10 +96,7 @@ class GuardModel(LoraModel):
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of guard, adapter and decoder, without weights.
-
-        Raises CheckpointError if the guard reads hidden states of another size than the decoder's.
-        """
+        """Read the configurations of guard, adapter and decoder, without weights."""
         checkpoint = super().read()
         config = read_required_json(
             self.identity, "config.json", "is no saved model", self.options.cache_dir
@@ -121,10 +115,7 @@ class StateRunner(DecoderRunner, EncoderRunner):
     """Runner of the guard network, which scores the last hidden state of each text in a decoder."""
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if tensors do not fit, or if `Decoder` cannot run the model.
-
-        Tensors in the weight files of guard, adapter and decoder must fit their configurations.
-        """
+        """Raise CheckpointError if tensors do not fit the model, or `Decoder` cannot run it."""
         import torch
 
         from gpuclassify.models.networks import GuardLayers
@@ -138,10 +129,7 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Yield the loaded guard network for a ``with`` block, which keeps it in memory.
-
-        It is cached in its decoder, which is loaded once per process for each device and dtype.
-        """
+        """Yield the loaded guard network for a ``with`` block, which keeps it in memory."""
         with self.lease_decoder(device, dtype) as decoder:
             yield decoder.attached(self.model.checkpoint, lambda: self._load(decoder))
 
@@ -194,35 +182,22 @@ class GuardHead(LabelHead):
         )
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to poisoning scores by a sigmoid, float32 (rows, 1).
-
-        A row is a text, or a window (token sequence) of a long text.
-        """
+        """Convert logits to poisoning scores by a sigmoid, float32 (rows, 1)."""
         return sigmoid(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of label and score that the settings name, as values by column name.
-
-        `values` are poisoning scores, float32 (texts, 1).
-        """
+        """Return the columns in `fields` by name, from poisoning scores, float32 (texts, 1)."""
         return named_columns(
             (self.label_field, values[:, 0] >= np.float32(POISONED_FROM)),
             (self.options.score_field, values[:, 0]),
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return ``{"label": mask}``, true for texts whose label is in `filter_by`, bool (texts,).
-
-        The dict is empty if `filter_by` is not set. `values` are poisoning scores, float32 (texts,
-        1); the label is whether a score is at least 0.5.
-        """
+        """Return ``{"label": mask}`` of texts whose label is in `filter_by`; {} if not set."""
         return self.passes_label(values[:, 0] >= np.float32(POISONED_FROM))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the distance of each score from 0.5, where the label changes, float32 (texts,).
-
-        Used to sort examples in reports.
-        """
+        """Return the distance of each score from 0.5, where the label changes, float32 (texts,)."""
         return np.abs(values[:, 0] - np.float32(POISONED_FROM))
 
 

@@ -59,10 +59,7 @@ class LoraOptions(LabelOptions, ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LoraCheckpoint(Checkpoint):
-    """Description of a decoder with an optional LoRA adapter, as read from their configurations.
-
-    `backbone_json` is the decoder's configuration.
-    """
+    """Description of a decoder (`backbone_json`) with an optional LoRA adapter."""
 
     base: Identity  # decoder, shared by mappers with other adapters
     adapter: Identity | None
@@ -71,10 +68,9 @@ class LoraCheckpoint(Checkpoint):
 
 
 class LoraModel(PinnedModel):
-    """Pinned decoder, `base_model`, with a LoRA adapter.
+    """Pinned decoder, `base_model`, with a LoRA adapter, `model`.
 
-    Here the setting `model` names the adapter. In subclasses, `model` may name another network,
-    such as a guard on the decoder's hidden states, or the decoder itself, without an adapter.
+    In subclasses, `model` may name a guard on the decoder's hidden states, or the decoder itself.
     """
 
     checkpoint: LoraCheckpoint
@@ -86,11 +82,7 @@ class LoraModel(PinnedModel):
 
     @property
     def identities(self) -> list[Identity]:
-        """Pinned repositories or directories to load from, each once.
-
-        They hold the decoder, the adapter, if any, and what the setting `model` names: the decoder,
-        the adapter, or a network on the decoder's hidden states.
-        """
+        """Distinct pinned repositories or directories of decoder, adapter (if any), and `model`."""
         checkpoint = self.checkpoint
         named = [checkpoint.base, checkpoint.identity, checkpoint.adapter]
         return list(dict.fromkeys(one for one in named if one is not None))
@@ -111,19 +103,16 @@ class LoraModel(PinnedModel):
         return files
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of decoder and adapter, without weights.
-
-        Raises CheckpointError if a file is missing, or if they describe no decoder (see
-        `check_is_decoder`) or no LoRA adapter.
-        """
+        """Read the configurations of decoder and adapter, without weights."""
         cache_dir = self.options.cache_dir
         base = self.resolve_base()
         config = read_required_json(base, "config.json", "is no saved model", cache_dir)
         sizes = decoder_sizes(config, base.name)
-        adapter, config = self.resolve_adapter(), {}
+        adapter, adapter_json = self.resolve_adapter(), ""
         if adapter is not None:
             config = read_required_json(adapter, ADAPTER_CONFIG, "is no adapter", cache_dir)
             check_is_lora(config, adapter.name)
+            adapter_json = json.dumps(config)
         return LoraCheckpoint(
             identity=self.identity,
             layout="lora_decoder",
@@ -133,7 +122,7 @@ class LoraModel(PinnedModel):
             backbone_json=json.dumps(sizes),
             base=base,
             adapter=adapter,
-            adapter_json=json.dumps(config),
+            adapter_json=adapter_json,
         )
 
     def resolve_base(self) -> Identity:
@@ -142,10 +131,7 @@ class LoraModel(PinnedModel):
         return hub.resolve(options.base_model, options.base_revision, cache_dir=options.cache_dir)
 
     def resolve_adapter(self) -> Identity | None:
-        """Return the LoRA adapter, pinned to a commit or digest; here, `model` names it.
-
-        Subclasses with another setting for the adapter override this; None means no adapter.
-        """
+        """Return the pinned LoRA adapter, which `model` names by default; None for no adapter."""
         return self.identity
 
 
@@ -164,8 +150,7 @@ def decoder_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the configuration of the decoder in a model, from the model's ``config.json``.
 
     For a model that also reads images or sound, it is the configuration of its text decoder. Raises
-    CheckpointError, which calls the model `name`, if no decoder can be asked; see
-    `check_is_decoder`.
+    CheckpointError, which calls the model `name`, if `check_is_decoder` does.
     """
     inner = config.get("text_config")
     if isinstance(inner, dict) and ("vision_config" in config or "audio_config" in config):
@@ -178,10 +163,7 @@ def decoder_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def decoder_tensors(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Select the tensors of a model's text decoder, and name them as in a decoder alone.
-
-    `tensors` maps names to tensors or shapes. Those of a decoder alone are returned unchanged.
-    """
+    """Select the tensors or shapes of a model's text decoder, named as in a decoder alone."""
     renamed = {
         inside + name.removeprefix(within): value
         for name, value in tensors.items()
@@ -194,11 +176,10 @@ def decoder_tensors(tensors: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless a ``config.json`` describes a decoder that can be asked.
+    """Raise CheckpointError unless a parsed ``config.json`` describes a decoder that can be asked.
 
     Such a decoder is a causal language model that reads only text. Its layers have full or sliding
-    attention, and its rotary positions are not dynamic. `sizes` is the parsed file, and `name` is
-    the model's name for the message.
+    attention, and its rotary positions are not dynamic.
     """
     architectures = sizes.get("architectures") or ["CausalLM"]
     cure = "pass a model that AutoModelForCausalLM loads, such as Qwen/Qwen2.5-0.5B-Instruct"
@@ -226,10 +207,9 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def most_positions(sizes: Mapping[str, Any]) -> int | None:
-    """Return the maximum length, in tokens, of texts that get the same "longrope" positions.
+    """Return the maximum tokens of texts with the same "longrope" positions; None for other models.
 
-    All tokens of a longer text, also the first ones, get other positions. None if the model has
-    other positions than "longrope". `sizes` is the parsed ``config.json``.
+    All tokens of a longer text, also the first ones, get other positions.
     """
     kind, rope = _rope(sizes)
     name = "original_max_position_embeddings"
@@ -242,11 +222,7 @@ def _rope(sizes: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None) -> None:
-    """Check names and shapes of tensors in the weight files of decoder and adapter.
-
-    Raises CheckpointError with missing, unknown or misshapen tensors, for example if the adapter
-    belongs to another base model.
-    """
+    """Raise CheckpointError if tensors in weight files do not fit the decoder or its adapter."""
     from gpuclassify.models.loading import check_adapter
 
     base, adapter = checkpoint.base, checkpoint.adapter
@@ -264,10 +240,7 @@ def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None)
 
 
 def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
-    """Return shapes by name of the tensors in files of a decoder with this ``config.json``.
-
-    The output layer is left out if it is the same tensor as the embeddings.
-    """
+    """Return shapes of a decoder's tensors by name, without an output layer tied to embeddings."""
     decoder = decoder_without_memory(sizes)
     shapes = dict(shapes_of(decoder.state_dict()))
     if decoder.config.tie_word_embeddings:  # files lack the last layer
@@ -278,10 +251,7 @@ def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
 
 
 def decoder_without_memory(sizes: Mapping[str, Any], owner: str = "the decoder") -> Any:
-    """Build a decoder from its ``config.json`` on torch's meta device, without memory for weights.
-
-    Raises CheckpointError, which names the `owner`, if transformers cannot build it.
-    """
+    """Build a decoder with this ``config.json`` on torch's meta device, which needs no memory."""
     import torch
     from transformers import AutoModelForCausalLM
 

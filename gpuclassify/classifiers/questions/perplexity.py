@@ -80,18 +80,11 @@ class PerplexityOptions(ModelOptions):
             )
 
     def overlap_of(self, window_tokens: int) -> int:
-        """Return the number of tokens, at least 1, that neighbouring windows share.
-
-        `window_tokens` is the length of a window, in tokens.
-        """
+        """Return the number of tokens, at least 1, that neighbouring windows share."""
         return max(1, super().overlap_of(window_tokens) or 0)
 
     def cut_of(self, window_tokens: int) -> dict[str, Any]:
-        """Return keyword arguments of `TextTokenizer` to cut texts to windows of `window_tokens`.
-
-        They are those of `ModelOptions`, and ``has_special_once=True``: special tokens are added
-        once per text, not once per window.
-        """
+        """Return arguments of `TextTokenizer` for windows, with special tokens once per text."""
         return {**super().cut_of(window_tokens), "has_special_once": True}
 
 
@@ -114,9 +107,7 @@ class PerplexityModel(LoraModel):
     def read(self) -> LoraCheckpoint:
         """Read the decoder's configuration, without weights, and choose the length of windows.
 
-        The length is the result's `max_tokens`. Raises ValueError if `max_seq_length` exceeds
-        `most_positions`, the limit of decoders with "longrope" positions. Limits of other decoders
-        are not checked here.
+        The length is the result's `max_tokens`.
         """
         checkpoint, asked = super().read(), self.options.max_seq_length
         most = most_positions(checkpoint.sizes) or position_limit(checkpoint.sizes)[0]
@@ -137,20 +128,14 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Yield the loaded network for a ``with`` block, which keeps it in memory.
-
-        It is cached in its decoder, which is loaded once per process for each device and dtype.
-        """
+        """Yield the loaded network for a ``with`` block, which keeps it in memory."""
         with self.lease_decoder(device, dtype) as decoder:
             key = (self.model.checkpoint, self._context)
             yield decoder.attached(key, lambda: self._load(decoder))
 
     @property
     def _context(self) -> int:
-        """Number of leading tokens that a window shares with the text's window before it.
-
-        They are scored only in the window before.
-        """
+        """Number of leading tokens that a window shares with the text's window before it."""
         overlap: int = self.options.overlap_of(self.model.checkpoint.max_tokens)
         return overlap
 
@@ -179,13 +164,7 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
         )
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute likelihood, bits per byte, and number of scored tokens of each distinct text.
-
-        The outputs' values are float32 (texts, 3): negative log-likelihood per token in nats, bits
-        per byte, and the number of tokens. The first two are NaN if no token is scored. Counts are
-        added to `stats`. `name_text` returns the name of the text with an index, for messages.
-        Raises NonFiniteOutputError if outputs of a text are not finite, even in float32.
-        """
+        """Compute likelihood, bits per byte, and number of scored tokens of each distinct text."""
         windows = super().run(texts, stats, name_text)
         assert windows.counts is not None
         starts = np.cumsum(windows.counts) - windows.counts
@@ -205,20 +184,14 @@ class LikelihoodHead(Head):
     """Head that converts outputs to columns of likelihood, bits per byte and number of tokens."""
 
     def fields(self) -> list[pa.Field]:
-        """Return the Arrow fields of the columns that the settings name.
-
-        They are likelihood, bits per byte, and number of tokens.
-        """
+        """Return the Arrow fields of the columns that the settings name."""
         options = self.options
         numbers = named_fields((options.nll_field, FLOAT32), (options.bits_per_byte_field, FLOAT32))
         counts = named_fields((options.tokens_field, pa.int64()))
         return [*numbers, *(field.with_metadata(COUNT) for field in counts)]
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns that the settings name, as values by column name; null for NaN.
-
-        `values` are likelihood, bits per byte and number of tokens, float32 (texts, 3).
-        """
+        """Return the columns in `fields` by name, null for NaN; `values` are float32 (texts, 3)."""
         options = self.options
         nll, bits = (pa.array(values[:, n], FLOAT32, mask=np.isnan(values[:, n])) for n in (0, 1))
         return named_columns(
@@ -228,10 +201,7 @@ class LikelihoodHead(Head):
         )
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return each text's mean negative log-likelihood per token, float32 (texts,).
-
-        It is 0 if no token of the text is scored. Used to sort examples in reports.
-        """
+        """Return each text's mean negative log-likelihood, (texts,); 0 if no token is scored."""
         return np.nan_to_num(values[:, 0])
 
 

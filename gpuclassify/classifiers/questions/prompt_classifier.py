@@ -40,7 +40,7 @@ from gpuclassify.classifiers.questions.safety_template import TemplateError, ful
 from gpuclassify.frames import Texts, backend_of
 from gpuclassify.hub import Identity
 from gpuclassify.mapping.heads import FLOAT32, Columns, Head, named_columns, named_fields
-from gpuclassify.mapping.label_heads import CategoryHead, LabelHead, MultiLabelHead
+from gpuclassify.mapping.label_heads import CategoryHead, MultiLabelHead
 from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.stage_counts import LABELS
 from gpuclassify.mapping.text_mapper import TextMapper
@@ -259,8 +259,7 @@ class PromptOptions(ClassifierOptions):
     def form(self) -> AnswerForm:
         """Form of the answer: its fields, such as a choice of labels, and the texts around them.
 
-        With `answers`, its only field is a choice named "label", without texts around it. Raises
-        ValueError unless the settings describe one form.
+        With `answers`, its only field is a choice named "label", without texts around it.
         """
         if (self.answers is None) == (self.answer is None) or (
             (self.answer is None) != (self.fields is None)
@@ -290,10 +289,7 @@ class PromptOptions(ClassifierOptions):
         return prompt_columns(self.prompt, self.response)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the name of the setting that names this input column, for messages.
-
-        It is "text_field" for the column of the text, else "prompt" or "response".
-        """
+        """Return the name of the setting that names this input column, for messages."""
         if name == self.text_field:
             return "text_field"
         return "prompt" if name in prompt_columns(self.prompt) else "response"
@@ -321,11 +317,8 @@ class PromptModel(LoraModel):
     def read(self) -> LoraCheckpoint:
         """Read the configurations of decoder and adapter, and build the prompts, without weights.
 
-        The result has the prompts, one per criterion or only one, and the maximum tokens of a
-        prompt. Raises ValueError if a prompt cannot be built or leaves no room for a document, if
-        options cannot be told apart by their tokens, if `window_overlap` is not smaller than a
-        window of a document, or if `max_seq_length` exceeds the limit for "longrope" positions. If
-        `prompt_digest` differs, logs a warning, or raises TemplateError if `strict`.
+        There is one prompt per criterion, or only one. If `prompt_digest` differs, logs a warning,
+        or raises TemplateError if `strict`.
         """
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
@@ -354,9 +347,8 @@ class PromptModel(LoraModel):
     def _prompt_length(self, sizes: Mapping[str, Any], answer_tokens: int) -> int:
         """Return the maximum tokens of a prompt: `max_seq_length`, else the model's limit or 4,096.
 
-        `sizes` is the parsed ``config.json``. With "longrope" positions, the limit leaves room for
-        an answer of `answer_tokens`, or of `max_new_tokens` if that is more and `keep_raw` is set;
-        a larger `max_seq_length` raises ValueError. Other limits are not enforced here.
+        With "longrope" positions, the limit leaves room for an answer, and a larger
+        `max_seq_length` raises ValueError.
         """
         asked = self.options.max_seq_length
         most = most_positions(sizes)
@@ -392,12 +384,9 @@ def new_readers(
     tokenizer: PreTrainedTokenizerBase,
     end_ids: Collection[int],
 ) -> list[AnswerReader]:
-    """Make an `AnswerReader` for each prompt, which computes its answers from a decoder's logits.
+    """Make an `AnswerReader` for each prompt; they share one table of logit columns.
 
-    `prompts` has one prompt, or one per criterion if the options have criteria. `tokenizer` is the
-    decoder's, and `end_ids` are the token ids that end an answer. The readers share one table of
-    logit columns. Raises ValueError if two options cannot be told apart by their tokens, or if the
-    tokenizer merges the answer with the document before it, or texts of neighbouring fields.
+    `end_ids` are the token ids that end an answer. Raises ValueError as `AnswerReader` does.
     """
     backend, places = tokenizer.backend_tokenizer, {}  # type: ignore[var-annotated]
 
@@ -421,10 +410,9 @@ def new_readers(
 
 @dataclass(frozen=True)
 class CriteriaReader:
-    """Reader that computes one answer per criterion to the same document, from decoder logits.
+    """Reader that computes one answer per criterion to the same document.
 
-    The criteria follow the document in the prompt, so that the decoder runs the document's tokens
-    only once.
+    The criteria follow the document in the prompt, so that the decoder runs the document only once.
     """
 
     readers: list[AnswerReader]
@@ -442,18 +430,14 @@ class CriteriaReader:
 
     @property
     def most_tokens(self) -> int:
-        """Approximate number of tokens of the longest criterion with its longest answer.
-
-        Used to size batches.
-        """
+        """Approximate number of tokens of the longest criterion with its longest answer."""
         return max(map(len, self.starts)) + self.readers[0].most_tokens
 
     def read(self, known: Known) -> Reading:
-        """Read an answer for each criterion: yield token ids after which logits are needed.
+        """Read an answer for each criterion: see `Reader.read` in generation.py.
 
-        A generator, which returns one `Answer`: its `shares` are the probabilities of the first
-        option, float64 (criteria,). Its other attributes have their defaults. Before the generator
-        is resumed, the caller adds the next token's logits to `known`, by the yielded token ids.
+        Returns one `Answer`: its `shares` are the probabilities of the first option, float64
+        (criteria,).
         """
         shares = []
         for reader, start in zip(self.readers, self.starts, strict=True):
@@ -464,11 +448,7 @@ class CriteriaReader:
 
 @dataclass(frozen=True)
 class _Ask:
-    """Tokenizer of a prompt, and `reader`, which computes the answers from a decoder's logits.
-
-    Answers begin with the last `trim` tokens of the prompt, because these can depend on the
-    answer's text or on the criterion.
-    """
+    """Tokenizer of a prompt and a reader, which also reads the prompt's last `trim` tokens."""
 
     tokenizer: PromptTokenizer
     trim: int
@@ -478,47 +458,34 @@ class _Ask:
 class ChoiceRunner(PromptRunner):
     """Runner that asks a decoder about each row.
 
-    Choices are computed from the logits of their options. Fields of free text are decoded greedily,
-    and so is the further answer that `keep_raw` keeps.
+    Choices are computed from logits. Free text, such as the answer of `keep_raw`, is decoded
+    greedily.
     """
 
     def columns_of(self, text: str) -> tuple[str, ...]:
         """Return the texts of the prompt's columns, in the order of the prompt, for a row's `text`.
 
-        `text` is a JSON list of the texts of the columns `text_fields`, in the order of the
-        settings, or the text itself if there is only one column.
+        `text` is an item of `PromptClassifier.list_texts`.
         """
         names = self.options.text_fields
         values = dict(zip(names, json.loads(text) if len(names) > 1 else [text], strict=True))
         return tuple(values[name] for name in self.model.checkpoint.prompts[0].columns)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Ask the decoder about each distinct text, and return its answers as the outputs' values.
+        """Ask the decoder about each distinct text; the values are `Answer` objects (texts,).
 
-        They are `Answer` objects (texts,). If documents are read in windows, they are probabilities
-        of labels or criteria, float32 (windows, labels), which `Outputs.by_text` aggregates. Counts
-        are added to `stats`. `name_text` returns the name of the text with an index, for messages.
-        Raises NonFiniteOutputError if logits are not finite, even alone and in float32.
+        If documents are read in windows, the values are probabilities of labels or criteria,
+        float32 (windows, labels), which `Outputs.by_text` aggregates.
         """
         options, rows = self.options, [self.columns_of(text) for text in texts]
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
             asks = decoder.attached(
                 ("asks", options, self.model.checkpoint), lambda: self._new_asks(decoder)
             )
-            counts = np.ones(len(rows), dtype=np.int64)
-            if options.has_windows:
-                tokenizer = asks[0].tokenizer
-                overlap = options.overlap_of(tokenizer.window_tokens) or 0
-                windows = [tokenizer.windows(text, overlap) for (text,) in rows]
-                counts = np.array([len(spans) for spans in windows], dtype=np.int64)
-                rows = [(one,) for spans in windows for one in spans]
-            owners = np.repeat(np.arange(len(counts)), counts)
+            rows, counts = self.windows_of(rows, asks[0].tokenizer)
+            named = np.repeat(np.arange(len(counts)), counts), name_text
             stats.windows += len(rows)
-
-            def name_row(row: int) -> str:
-                return name_text(int(owners[row]))
-
-            results = [self._ask(ask, rows, stats, name_row) for ask in asks]
+            results = [self._ask(ask, rows, stats, *named) for ask in asks]
             _, prompts = results[0]
             seen = asks[0].tokenizer.seen_share(prompts)
             answers = results[0][0]
@@ -530,7 +497,7 @@ class ChoiceRunner(PromptRunner):
                 answers = [Answer(shares=row) for row in shares]
             if options.keep_raw:
                 until = (lambda _, is_complete: is_complete), options.max_new_tokens
-                raw = self.free_answers(prompts, asks[0].tokenizer.prefix, *until, stats, name_row)
+                raw = self.free_answers(prompts, asks[0].tokenizer.prefix, *until, stats, *named)
                 answers = [replace(one, raw=text) for one, text in zip(answers, raw, strict=True)]
         if not options.has_windows:
             values = np.empty(len(answers), dtype=object)
@@ -542,15 +509,20 @@ class ChoiceRunner(PromptRunner):
         return Outputs(numbers, counts, whole, counts, lengths, options.window_aggregation)
 
     def _ask(
-        self, ask: _Ask, rows: list[tuple[str, ...]], stats: RunStats, name: Callable[[int], str]
+        self,
+        ask: _Ask,
+        rows: list[tuple[str, ...]],
+        stats: RunStats,
+        text_of: np.ndarray,
+        name_text: Callable[[int], str],
     ) -> tuple[list[Any], TokenBatch]:
         started = time.perf_counter()
         prompts = ask.tokenizer(rows)
         stats.tokenize_seconds += time.perf_counter() - started
         trimmed = _without_ends(prompts, ask.trim)
-        return self.answers(
-            trimmed, ask.tokenizer.prefix, lambda _: ask.reader, stats, name
-        ), prompts
+        prefix = ask.tokenizer.prefix
+        answers = self.answers(trimmed, prefix, lambda _: ask.reader, stats, text_of, name_text)
+        return answers, prompts
 
     def _new_asks(self, decoder: Decoder) -> list[_Ask]:
         prompts, tokenizer = self.model.checkpoint.prompts, decoder.new_tokenizer()
@@ -593,9 +565,7 @@ def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
 class AnswerHead(CategoryHead):
     """Head that converts answers to a column per field.
 
-    If the first field is a choice of one label, it can also have a column of its options'
-    probabilities, and one of the largest probability. The other columns are optional: the
-    probability of each other field's value, and the raw answer.
+    The settings can add columns of probabilities, and of the raw answer.
     """
 
     @property
@@ -608,10 +578,7 @@ class AnswerHead(CategoryHead):
 
     @property
     def labels(self) -> list[str]:
-        """Labels that the answer's first field can have, in option order.
-
-        Empty if the value of this field is not one label, but a list of labels or a free text.
-        """
+        """Labels of the first field in option order; empty unless it is a choice of one label."""
         return list(self._first.labels) if self._has_label else []
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
@@ -620,11 +587,7 @@ class AnswerHead(CategoryHead):
         self.label_field = self._name if self._has_label else None  # free text is not a label
 
     def fields(self) -> list[pa.Field]:
-        """Return Arrow fields of the columns of each answer field, in order, and of the raw answer.
-
-        Each field has a column of its value. Scores of all options (first field only), confidence,
-        and raw answer have columns if the settings ask for them.
-        """
+        """Return the Arrow fields of each answer field's columns, and of the raw answer if kept."""
         fields = super().fields() if self._has_label else []
         form = self.options.form
         names = [self._name, *form.names[1:]]
@@ -641,7 +604,7 @@ class AnswerHead(CategoryHead):
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the new columns, as values by column name.
+        """Return the columns by name.
 
         `values` are `Answer` objects (texts,), or probabilities of labels, float32 (texts, labels).
         """
@@ -664,20 +627,11 @@ class AnswerHead(CategoryHead):
         return made | named_columns((raw, [one.raw for one in values]))
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a mask of passing texts, bool (texts,), for each filter that is set.
-
-        Keys are "label", "confidence" and "score", for filters of the answer's first field. The
-        dict is empty if that field is not a choice of one label. `values` are `Answer` objects
-        (texts,), or probabilities of labels, float32 (texts, labels).
-        """
+        """Map filters in use to masks of texts; {} unless the first field is one label."""
         return super().passes(_shares(values)) if self._has_label else {}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of the first field's value in each text's answer, float (texts,).
-
-        `values` are `Answer` objects (texts,), or probabilities of labels, float32 (texts, labels).
-        The field may be a label, a list of labels or a free text. Used to sort examples in reports.
-        """
+        """Return the probability of the first field's value for each text, float (texts,)."""
         if self._has_label:
             return super().certainties(_shares(values))
         return np.array([one.confidences[0] for one in values])
@@ -686,17 +640,14 @@ class AnswerHead(CategoryHead):
         """Accept any decoder, because the prompt, not the model, has the labels."""
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters or score columns that the answer's first field cannot have.
-
-        If the field is a choice of one label, filters may name only its labels, minimum scores must
-        name labels, and `labels_field` is refused. Otherwise, there must be no filters and no
-        columns of scores or confidence.
-        """
+        """Raise ValueError for filters and columns that the answer's first field cannot have."""
         if self._has_label:
             super().check_settings()
             return
-        for name in (*self.options.filter_names, "score_field", "confidence_field"):
-            if getattr(self.options, name) is not None:
+        columns = ("score_field", "confidence_field", "labels_field")
+        unset: dict[str, Any] = dict.fromkeys((*self.options.filter_names, *columns))
+        for name, value in (unset | {"score_format": "list"}).items():
+            if getattr(self.options, name) != value:
                 raise ValueError(
                     f"{name} is about the labels of a first field, and {self._name} is no "
                     "choice of one option: put one that is first in answer="
@@ -704,10 +655,7 @@ class AnswerHead(CategoryHead):
 
 
 class CriteriaHead(MultiLabelHead):
-    """Head that converts answers to columns: the probability of the first option per criterion.
-
-    The settings can name more columns; see `fields`.
-    """
+    """Head that converts answers to a column per criterion: the probability of the first option."""
 
     @property
     def labels(self) -> list[str]:
@@ -715,11 +663,7 @@ class CriteriaHead(MultiLabelHead):
         return [name for name, _ in self.options.criteria]
 
     def fields(self) -> list[pa.Field]:
-        """Return an Arrow field for each criterion, and one for each column that the settings name.
-
-        The settings can name columns of the most probable criterion, all probabilities, the largest
-        one, and the criteria that reach their thresholds.
-        """
+        """Return the Arrow fields of the criteria, and of other columns that the settings name."""
         return [*(pa.field(name, FLOAT32) for name in self.labels), *super().fields()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
@@ -727,39 +671,21 @@ class CriteriaHead(MultiLabelHead):
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of `fields`, as values by column name.
-
-        `values` are `Answer` objects (texts,), or probabilities, float32 (texts, criteria).
-        """
+        """Return the columns by name, from `Answer` objects or probabilities (texts, criteria)."""
         shares = _shares(values)
         columns = {name: np.ascontiguousarray(shares[:, n]) for n, name in enumerate(self.labels)}
         return {**columns, **super().columns(shares)}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a mask of passing texts, bool (texts,), for each filter that is set.
-
-        Keys are "label", "confidence" and "score"; labels are names of criteria. `values` are
-        `Answer` objects (texts,), or probabilities, float32 (texts, criteria).
-        """
+        """Map each filter in use to its mask of texts; labels are names of criteria."""
         return super().passes(_shares(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the largest probability among each text's criteria, float32 (texts,).
-
-        Used to sort examples in reports.
-        """
+        """Return the largest probability among each text's criteria, float32 (texts,)."""
         return super().certainties(_shares(values))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Accept any decoder, because the prompt, not the model, has the criteria."""
-
-    def check_settings(self) -> None:
-        """Raise ValueError if a filter names an unknown criterion, or if `min_score` is one number.
-
-        `min_score` must be a dict of criterion to number, because a text has a score per criterion.
-        """
-        LabelHead.check_settings(self)
-        self.check_minimums(are_several=True)
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
@@ -805,19 +731,12 @@ class PromptClassifier(TextMapper[PromptOptions]):
         def __init__(self, **settings: Any) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return one head, the object that converts answers to columns, in a tuple.
-
-        It is a `CriteriaHead` if the options have criteria, else an `AnswerHead`.
-        """
+        """Return a tuple with a `CriteriaHead` if there are criteria, else an `AnswerHead`."""
         kind = CriteriaHead if self.options.criteria else AnswerHead
         return (kind(type(self).__qualname__, self.options, self.model),)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings by name as JSON values, and ``model_revision``.
-
-        ``prompt`` is the whole template. ``model_revision`` is the model's commit, or the digest of
-        its directory; None if it cannot be reached.
-        """
+        """Return settings as `TextMapper.describe` does, with the whole template as ``prompt``."""
         return super().describe() | {"prompt": self.options.prompt}
 
     def first_prompt(self, frame: Frame, most_chars: int) -> str | None:

@@ -63,8 +63,7 @@ class Prompt:
     def filled(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> str:
         """Return the whole prompt, with `texts` in place of the columns, in the columns' order.
 
-        If the prompt has messages, the chat template of `tokenizer` is applied. Raises ValueError
-        if the template fails.
+        Raises ValueError if the chat template fails.
         """
         if not self.chat:
             pairs = itertools.zip_longest(self.literals, texts, fillvalue="")
@@ -77,10 +76,9 @@ class Prompt:
 def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of a chat: its messages in the tokenizer's chat template, and an opening.
 
-    `chat` is a list of messages, variables of the template, the opening (the beginning of the
-    model's answer), and a dict of strftime format to date. Dates that the template asks for are
-    added to this dict, so that later rows get the same ones. Raises ValueError if the template
-    fails.
+    `chat` is a list of messages, variables of the template, the opening, and a dict of strftime
+    format to date. Dates that the template asks for are added to the dict, so that later rows get
+    the same ones.
     """
     messages, settings, opening, dates = chat
     settings = dict(settings)
@@ -108,10 +106,7 @@ def _changed(value: object, change: Callable[[str], str]) -> Any:
 
 
 def prompt_columns(*templates: str | None) -> tuple[str, ...]:
-    """Return the distinct column names in braces in these templates, in order, as a tuple.
-
-    Templates may be None. The placeholder of a criterion's text is not a column.
-    """
+    """Return the distinct names in braces in these templates, in order, without ``criterion``."""
     pieces = [template_pieces(one, "prompt") for one in templates if one]
     names = [name for _, name in itertools.chain.from_iterable(pieces) if name is not None]
     return tuple(dict.fromkeys(name for name in names if name != CRITERION))
@@ -123,8 +118,7 @@ def render_prompt(
     """Build the prompt of `options`, by the tokenizer's chat template if ``options.chat`` is true.
 
     `criterion` is the text in place of ``{criterion}``; None is an empty text. `owner` is the
-    model's name for messages. Raises ValueError if the tokenizer lacks a chat template, or if that
-    fails or leaves out a column, or if a column occurs twice.
+    model's name for messages.
     """
 
     def filled(template: str) -> str:
@@ -183,8 +177,7 @@ def render_prompt(
 def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
     """Copy a tokenizer with its special tokens renamed, so that their names in texts are just text.
 
-    Returns a ``tokenizers.Tokenizer``, and the new name of each special token by its old name. Byte
-    tokens, such as ``<0x0A>``, are not renamed.
+    Returns the copy, and new names by old name. Byte tokens, such as ``<0x0A>``, are not renamed.
     """
     from tokenizers import Tokenizer
 
@@ -212,17 +205,14 @@ def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
 
 
 class PromptTokenizer:
-    """Tokenizer of prompts made of literal texts and a row's columns, which cuts long documents.
+    """Tokenizer of prompts, which cuts the document's end if a prompt exceeds `max_tokens` tokens.
 
-    The column with the index `main` in ``prompt.columns`` is the document. If a prompt has more
-    than `max_tokens` tokens, the end of the document is cut; if it is too long even without the
-    document, other columns are cut, too. A prompt is tokenized at once, because tokens can span
-    columns and literals. Names of special tokens in columns are tokenized as text. With
-    `counts_rest`, documents are read whole, so that the number of tokens before a cut is known
-    exactly. Otherwise, only a beginning of a long document may be read, which provably has the same
-    first tokens. `tokenizer` must have a backend of the tokenizers library, for offsets; it is
-    configured here, and must not be shared. Raises ValueError if the prompt leaves no room for a
-    document.
+    The column with the index `main` in ``prompt.columns`` is the document. A prompt is tokenized at
+    once, because tokens can span columns and literals. Names of special tokens in columns are
+    tokenized as text. With `counts_rest`, the number of tokens before a cut is known exactly;
+    otherwise, only a beginning of a long document may be read, which provably has the same first
+    tokens. `tokenizer` is configured here, and must not be shared. Raises ValueError if the prompt
+    leaves no room for a document.
     """
 
     def __init__(
@@ -264,10 +254,7 @@ class PromptTokenizer:
             )
 
     def _leave_out(self, ids: list[int]) -> None:
-        """Configure the tokenizer not to add special tokens that begin or end the prompt already.
-
-        `ids` are the token ids of a prompt as it is, without added special tokens.
-        """
+        """Stop the tokenizer from adding special tokens that begin or end the prompt already."""
         from tokenizers.processors import TemplateProcessing
 
         around, _, (index,) = frame_of(self._backend)
@@ -281,10 +268,7 @@ class PromptTokenizer:
             self._backend.post_processor = TemplateProcessing(pieces, special_tokens=special)
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """Encode the prompt with these texts in its columns, without cutting it.
-
-        The result has the attributes `ids` and `offsets`, as in the tokenizers library.
-        """
+        """Encode the uncut prompt with these texts to an object with `ids` and `offsets`."""
         return self._encode(texts)[1]
 
     def __call__(self, rows: Sequence[Sequence[str]]) -> TokenBatch:
@@ -304,9 +288,7 @@ class PromptTokenizer:
     def _read(self, rows: list[list[str]]) -> list[np.ndarray]:
         """Return the token ids of each row's prompt, which may be longer than `max_tokens`.
 
-        A row is a list of the texts of the prompt's columns. The document, the column `main`, is
-        replaced in `rows` by the beginning that was read: all of it, or until the prompt exceeds
-        `max_tokens`.
+        Documents in `rows` are replaced by the beginnings that were read.
         """
         main, chars, pending = self._main, self._first_chars, list(range(len(rows)))
         documents, tokens = [row[main] for row in rows], [np.empty(0)] * len(rows)
@@ -323,11 +305,7 @@ class PromptTokenizer:
         return tokens
 
     def _ids(self, rows: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
-        """Yield the token ids of each row's prompt.
-
-        A row has the texts of the prompt's columns, in order. Names of special tokens in them are
-        tokenized as text.
-        """
+        """Yield the token ids of each row's prompt; names of special tokens in columns are text."""
         words = self._words([self.prompt.filled(self._tokenizer, row) for row in rows])
         flat = words.take(np.zeros_like(words.lengths), words.lengths)
         before, after = self._around
@@ -350,10 +328,7 @@ class PromptTokenizer:
 
     @functools.cached_property
     def _text_only(self) -> tuple[Any, dict[str, str], re.Pattern[str]]:
-        """Tokenizer with renamed special tokens, new names by old name, and regex of old names.
-
-        The tokenizer reads the old names as plain text.
-        """
+        """Tokenizer with renamed special tokens, new names by old name, and regex of old names."""
         backend, names = without_special_tokens(self._backend)
         longest_first = sorted(names, key=len, reverse=True)
         return backend, names, re.compile("|".join(map(re.escape, longest_first)) or "$.")
@@ -361,9 +336,8 @@ class PromptTokenizer:
     def _encode_as_text(self, texts: Sequence[str]) -> tuple[str, Any]:
         """Return prompt and encoding, with names of special tokens in `texts` tokenized as text.
 
-        `texts` are the texts of the prompt's columns. The encoding has the attributes `ids` and
-        `offsets`. In the returned prompt, which the offsets refer to, special tokens of the
-        literals have their new names from `_text_only`.
+        In the returned prompt, which the offsets refer to, special tokens of the literals have
+        their new names from `_text_only`.
         """
         backend, names, pattern = self._text_only
         if not pattern.search("".join(self.prompt.literals)):
@@ -393,10 +367,7 @@ class PromptTokenizer:
 
     @functools.cached_property
     def prefix(self) -> np.ndarray:
-        """Token ids that prompts of several probe documents all begin with, int32 (tokens,).
-
-        Most prompts begin with them, so they run once for all rows.
-        """
+        """Token ids that most prompts begin with, found by probe documents, int32 (tokens,)."""
         others = [""] * (self._columns - 1)
         probes = [self.encode([probe, *others]).ids for probe in _PROBES]
         first, *more = [np.asarray(ids, dtype=np.int32) for ids in probes]
@@ -405,8 +376,7 @@ class PromptTokenizer:
     def seen_share(self, prompts: TokenBatch) -> np.ndarray:
         """Return the fraction of the tokens of each row's columns that were kept, float32 (rows,).
 
-        Tokens of the prompt itself are not counted. The fraction is 1 if nothing was cut, and below
-        1 otherwise, but exact only with `counts_rest`. `prompts` are a result of this tokenizer.
+        It is exact only with `counts_rest`. `prompts` are a result of this tokenizer.
         """
         assert prompts.whole_lengths is not None
         document = np.maximum(prompts.whole_lengths - self.fixed_tokens, 1)
@@ -415,18 +385,14 @@ class PromptTokenizer:
 
     @property
     def window_tokens(self) -> int:
-        """Number of a document's tokens that fit into a prompt with one column, at least 1.
-
-        A few tokens stay free, because document and prompt may have more tokens when joined.
-        """
+        """Number of a document's tokens that fit into a prompt with one column, at least 1."""
         return max(1, self.max_tokens - self.fixed_tokens - _SEAM_TOKENS)
 
     @panics_as_errors()
     def windows(self, document: str, overlap: int) -> list[str]:
         """Split a document into texts of at most `window_tokens` tokens, in order.
 
-        Neighbouring texts share `overlap` tokens, which must be fewer than `window_tokens`. A
-        document that fits is returned unchanged, in a list.
+        Neighbouring texts share `overlap` tokens, which must be fewer than `window_tokens`.
         """
         encoding = self._backend.encode(document, add_special_tokens=False)
         if self._special_of(encoding.ids):
@@ -442,11 +408,7 @@ class PromptTokenizer:
         ]
 
     def _cut(self, texts: list[str]) -> np.ndarray:
-        """Cut the document until the prompt fits `max_tokens`; return the whole prompt's token ids.
-
-        `texts` are the texts of the columns, changed in place; the document has the index `main`.
-        If the prompt is too long even without the document, the longest other columns are cut, too.
-        """
+        """Cut `texts` in place, first the document, until the prompt fits; return its token ids."""
         while True:
             prompt, encoding = self._encode(texts)
             excess = len(encoding.ids) - self.max_tokens
@@ -472,11 +434,8 @@ class PromptTokenizer:
 
 
 def _tokens_after(backend: Tokenizer, before: str, text: str) -> list[tuple[int, tuple[int, int]]]:
-    """Encode `text` separately; return token ids with offsets in ``before + text``.
-
-    Unless `before` is empty, the text is encoded after a line break, because some tokenizers add a
-    space at the beginning of texts. The line break is left out if it merges with the text.
-    """
+    """Encode `text` separately; return token ids with offsets in ``before + text``."""
+    # Some tokenizers add a space at the beginning of texts, but not after a line break.
     line = backend.encode("\n", add_special_tokens=False).ids if before else []
     encoding, first = backend.encode("\n" * bool(line) + text, add_special_tokens=False), len(line)
     if encoding.ids[:first] != line:

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 class DecoderRunner(NetworkRunner):
-    """Base class of runners that compute outputs for texts by a decoder with an optional adapter.
-
-    All LoRA adapters and mappers of a process share the decoder in memory.
-    """
+    """Base class of runners that use a decoder with an optional LoRA adapter."""
 
     model: LoraModel
 
@@ -41,10 +38,7 @@ class DecoderRunner(NetworkRunner):
         return self.model.checkpoint.base
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if tensors do not fit, or if `Decoder` cannot run the model.
-
-        Tensors in the weight files must fit the configurations of decoder and adapter.
-        """
+        """Raise CheckpointError if tensors do not fit the model, or `Decoder` cannot run it."""
         from gpuclassify.classifiers.questions.decoder import check_runs
 
         check_lora_tensors(self.model.checkpoint, self.options.cache_dir)
@@ -54,8 +48,7 @@ class DecoderRunner(NetworkRunner):
     def lease_decoder(self, device: torch.device, dtype: torch.dtype) -> Iterator[Decoder]:
         """Yield the decoder for a ``with`` block, which keeps it in memory.
 
-        It is loaded once per process for each device and dtype. This mapper's adapter, if any, is
-        loaded into it, too, but another adapter may be active: see `Decoder.use`.
+        This mapper's adapter, if any, is loaded, but another one may be active: see `Decoder.use`.
         """
         from gpuclassify.classifiers.questions.decoder import load_decoder
 
@@ -81,11 +74,7 @@ class PromptRunner(DecoderRunner):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Decoder]:
-        """Return a context manager that yields the decoder, with this mapper's adapter loaded.
-
-        It is loaded once per process for each device and dtype, and stays in memory within the
-        block. Another adapter may be active: see `Decoder.use`.
-        """
+        """Return a context manager that yields the decoder: see `lease_decoder`."""
         return self.lease_decoder(device, dtype)
 
     def answers(
@@ -94,14 +83,15 @@ class PromptRunner(DecoderRunner):
         prefix: np.ndarray,
         new_reader: Callable[[Decoder], Reader],
         stats: RunStats,
-        name_row: Callable[[int], str],
+        text_of: np.ndarray,
+        name_text: Callable[[int], str],
     ) -> list[Any]:
         """Run prompts through the decoder, and return the reader's answer to each, in order.
 
-        Most prompts begin with the token ids in `prefix`, int32 (tokens,). `new_reader` makes the
-        object that computes an answer from a decoder's logits. A prompt with non-finite logits runs
-        again, alone and in float32. Raises NonFiniteOutputError, with the name that `name_row`
-        returns for the prompt's index, if they are still not finite. Counts are added to `stats`.
+        Most prompts begin with the token ids in `prefix`, int32 (tokens,). `text_of` has the index
+        of each prompt's text, int64 (prompts,). A prompt with non-finite logits runs again, alone
+        and in float32. Raises NonFiniteOutputError, with the name that `name_text` returns for the
+        text's index, if they are still not finite. Counts are added to `stats`.
         """
         import torch
 
@@ -120,14 +110,15 @@ class PromptRunner(DecoderRunner):
             answers = ask(decoder, prompts)
         failed = [row for row, one in enumerate(answers) if one is None]
         if failed:
-            stats.rescued_texts += len(failed)
+            stats.rescued.update(text_of[failed].tolist())
             with self.lease_decoder(device, torch.float32) as decoder:
                 for row in failed:
                     (answers[row],) = ask(decoder, prompts.take([row]))
                     if answers[row] is None:
+                        name = name_text(int(text_of[row]))
                         raise NonFiniteOutputError(
-                            f"{self.options.model} gives NaN or infinity for {name_row(row)}, "
-                            "also alone and in float32: check the weights, or remove the row"
+                            f"{self.options.model} gives NaN or infinity for {name}, also "
+                            "alone and in float32: check the weights, or remove the row"
                         )
         return answers
 
@@ -138,22 +129,20 @@ class PromptRunner(DecoderRunner):
         is_decided: Callable[[str, bool], bool],
         max_new_tokens: int,
         stats: RunStats,
-        name_row: Callable[[int], str],
+        text_of: np.ndarray,
+        name_text: Callable[[int], str],
     ) -> list[str]:
         """Return the text that the decoder writes after each prompt, decoded greedily.
 
-        Most prompts begin with the token ids in `prefix`. An answer ends after `max_new_tokens`, at
-        an end token, or when ``is_decided(text, is_complete)`` is true for the text so far;
-        `is_complete` says whether the answer has reached one of the other two ends. The text lacks
-        special tokens. Counts are added to `stats`. Raises NonFiniteOutputError, with the name that
-        `name_row` returns for the prompt's index, if logits are not finite, even in float32.
+        Decoding ends as in `FreeReader`, and other arguments are as in `answers`. The text lacks
+        special tokens.
         """
         from gpuclassify.classifiers.questions.generation import FreeReader
 
         def new_reader(decoder: Decoder) -> Reader:
             return FreeReader(decoder, is_decided, max_new_tokens)
 
-        answers = self.answers(prompts, prefix, new_reader, stats, name_row)
+        answers = self.answers(prompts, prefix, new_reader, stats, text_of, name_text)
         return [one.text for one in answers]
 
     def prompt_tokenizer(
@@ -161,9 +150,8 @@ class PromptRunner(DecoderRunner):
     ) -> PromptTokenizer:
         """Make a tokenizer of prompts that cuts the text in `text_field` if a prompt is too long.
 
-        The limit is `max_tokens` of the model's description. The tokens after a cut are counted if
-        `counts_rest` is true, or if the setting `seen_field` names a column for the fraction of
-        tokens that were read. `tokenizer` is configured, and must not be shared.
+        The tokens after a cut are counted if `counts_rest` is true, or if `seen_field` is set.
+        `tokenizer` is configured, and must not be shared.
         """
         from gpuclassify.classifiers.questions.prompt_tokens import PromptTokenizer
 
@@ -173,17 +161,32 @@ class PromptRunner(DecoderRunner):
         return PromptTokenizer(tokenizer, prompt, length, main, counts_rest=counts_rest)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the tokens of each text's prompt before and after cutting, as one window per text.
+        """Count the tokens of each text's prompt before cutting, and of the prompts that are run.
 
-        If a text has several prompts, one per criterion, its first prompt is counted. A text that
-        is read in several windows counts as one prompt, cut to the limit.
+        If a text has a prompt per criterion, only the prompts of the first criterion are counted.
         """
         prompt = self.model.checkpoint.prompts[0]
         tokenizer = self.prompt_tokenizer(prompt, self.model.new_tokenizer(), counts_rest=True)
-        tokens = tokenizer([self.columns_of(text) for text in texts])
+        rows = [self.columns_of(text) for text in texts]
+        tokens = tokenizer(rows)
         whole = tokens.lengths if tokens.whole_lengths is None else tokens.whole_lengths
-        ones = np.ones(len(texts), dtype=np.int64)
-        return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
+        windows, counts = self.windows_of(rows, tokenizer)
+        lengths = tokenizer(windows).lengths if self.options.has_windows else tokens.lengths
+        return TokenLengths(whole, lengths, counts, tokenizer.max_tokens)
+
+    def windows_of(
+        self, rows: list[tuple[str, ...]], tokenizer: PromptTokenizer
+    ) -> tuple[list[tuple[str, ...]], np.ndarray]:
+        """Return the columns' texts of the prompts that are run, and the number of prompts per row.
+
+        If texts are read in windows, a row has a prompt per window. The numbers are int64 (rows,).
+        """
+        if not self.options.has_windows:
+            return rows, np.ones(len(rows), dtype=np.int64)
+        overlap = self.options.overlap_of(tokenizer.window_tokens) or 0
+        windows = [tokenizer.windows(text, overlap) for (text,) in rows]
+        counts = np.array([len(spans) for spans in windows], dtype=np.int64)
+        return [(one,) for spans in windows for one in spans], counts
 
     def columns_of(self, text: str) -> tuple[str, ...]:
         """Return the texts of a row's prompt columns; here, `text` is the only one, in a tuple."""
@@ -191,19 +194,12 @@ class PromptRunner(DecoderRunner):
 
 
 class AnswerRunner(PromptRunner):
-    """Base class of runners that ask a decoder about each text, and decode answers greedily.
-
-    A subclass implements `is_decided`, which ends an answer.
-    """
+    """Base class of runners that ask a decoder about each text, and decode answers greedily."""
 
     max_new_tokens = 100
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Decode an answer for each distinct text; the outputs' values are str objects, (texts,).
-
-        Counts are added to `stats`. `name_text` returns the name of the text with an index, for
-        messages. Raises NonFiniteOutputError if logits are not finite, even alone and in float32.
-        """
+        """Decode an answer for each distinct text; the outputs' values are str objects (texts,)."""
         (prompt,) = self.model.checkpoint.prompts
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
             started = time.perf_counter()
@@ -215,7 +211,8 @@ class AnswerRunner(PromptRunner):
             stats.tokenize_seconds += time.perf_counter() - started
             stats.windows += len(texts)
             until = self.is_decided, self.max_new_tokens
-            answers = self.free_answers(prompts, tokenizer.prefix, *until, stats, name_text)
+            alone = np.arange(len(texts)), name_text  # one prompt per text
+            answers = self.free_answers(prompts, tokenizer.prefix, *until, stats, *alone)
         seen, ones = tokenizer.seen_share(prompts), np.ones(len(texts), np.int64)
         return Outputs(np.asarray(answers, dtype=object), ones, seen)
 

@@ -47,11 +47,7 @@ class TemplateError(ValueError):
 
 @dataclass(frozen=True)
 class SafetyTemplate:
-    """Safety prompt, split at the document: ``head + document + tail``.
-
-    The head begins with ``"[INST] "`` and ends with ``"User: "``. The tail begins with the line
-    break after the document, and ends with ``"[/INST]"``.
-    """
+    """Safety prompt, split at the document: ``head + document + tail``."""
 
     head: str
     tail: str
@@ -76,11 +72,9 @@ def read_template(
     """Read the safety prompt of the model `identity`, and check its digest.
 
     A `template` with a line break is the prompt itself. Otherwise it is the path of a file with the
-    prompt, or None for the model's ``README.md``. If `template_digest` is passed, the prompt must
-    have this digest. Otherwise, a prompt from a file must have a digest in `KNOWN_DIGESTS`, and the
-    digest of a prompt passed as text is not checked. Raises TemplateError if the prompt is missing,
-    incomplete, ambiguous, or has another digest, and ValueError if `template_digest` has not 64 hex
-    digits.
+    prompt, or None for the model's ``README.md``. Without `template_digest`, a prompt from a file
+    must have a digest in `KNOWN_DIGESTS`, and a prompt passed as text may have any. Raises
+    TemplateError if the prompt is missing, incomplete, ambiguous, or has another digest.
     """
     expected = None if template_digest is None else full_digest("template_digest", template_digest)
     is_explicit = template is not None and "\n" in template
@@ -107,12 +101,10 @@ def read_template(
 
 
 def parse_template(source_text: str, where: str) -> SafetyTemplate:
-    """Find the safety prompt in a text.
+    """Find the safety prompt in a text, which may have it several times, or indented as code.
 
-    The text may contain the prompt several times, possibly indented as code. In the prompt,
-    ``User:`` is followed by nothing or by a placeholder, which the document replaces. `where` names
-    the text in messages. Raises TemplateError if no prompt is complete, with the parts that the
-    most complete one lacks, or if several complete prompts differ.
+    `where` names the text in messages. Raises TemplateError if no prompt is complete, or if several
+    complete prompts differ.
     """
     source_text = source_text.replace("\r\n", "\n")
     prompts = _prompts_in(source_text)
@@ -138,10 +130,7 @@ def parse_template(source_text: str, where: str) -> SafetyTemplate:
 
 
 def full_digest(name: str, digest: str) -> str:
-    """Return a SHA-256 in lower case. Raises ValueError unless it has 64 hex digits.
-
-    `name` is the name of the setting, for the message.
-    """
+    """Return a SHA-256 in lower case; raise ValueError unless it has 64 hex digits."""
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-fA-F]{64}", digest):
         raise ValueError(
             f"{name}={digest!r} is not a digest: give all 64 hex digits of the sha256 of "
@@ -173,10 +162,7 @@ def _file_text(path: str) -> str:
 
 
 def _prompts_in(text: str) -> list[str]:
-    """Return every text from ``[INST]`` to ``[/INST]``, including both.
-
-    If the text is in an indented code block, the indentation is removed.
-    """
+    """Return every text from ``[INST]`` to ``[/INST]``, without the indentation of code blocks."""
     prompts = []
     for match in _PROMPT.finditer(text):
         indent = text[: match.start()].rpartition("\n")[2]

@@ -45,8 +45,7 @@ class Prefix:
 class RowState:
     """Keys and values of the tokens after the prefix in each row of a batch, while it runs.
 
-    Token i of a row after the prefix is in column i, independent of padding: a later forward
-    overwrites padding and rejected drafts with new tokens.
+    Column i is for a row's token i after the prefix, which overwrites padding and rejected drafts.
     """
 
     def __init__(self, prefix: Prefix | None = None) -> None:
@@ -62,11 +61,7 @@ class RowState:
 
     @classmethod
     def joined(cls, states: list[RowState]) -> RowState:
-        """Join states of batches with the same prefix to one state with all their rows, in order.
-
-        A state is a `RowState`, with the keys and values of its batch's tokens. These tensors are
-        removed from `states` one by one to save memory. A single state is returned itself.
-        """
+        """Join states with the same prefix to one with all rows; do not use `states` afterwards."""
         if len(states) == 1:
             return states[0]
         made = cls(states[0].prefix)
@@ -77,18 +72,14 @@ class RowState:
         return made
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop the keys and values of all rows except those at the indices `rows`.
-
-        The indices are int64 (kept,), ascending. `place` must be called before the next forward.
-        """
+        """Keep only rows with these ascending indices; call `place` before the next forward."""
         if len(rows) < len(self.layers[0][0]):
             self._change(lambda kept: kept.index_select(0, rows))
 
     def place(self, columns: torch.Tensor, width: int) -> None:
-        """Set the columns where the next forward stores keys and values of new tokens.
+        """Set the columns, int64 (rows, new), where the next forward stores keys and values.
 
-        `columns` are int64 (rows, new). `width` is the number of columns in use after it. Tensors
-        with fewer columns are enlarged. A new token does not read columns after its own.
+        `width` is the number of columns in use after it.
         """
         more = width - self.layers[0][0].shape[2]
         if more > 0:
@@ -104,9 +95,8 @@ class RowState:
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
         """Store keys and values of new tokens in a layer; return all tokens' after the prefix.
 
-        `layer` is the layer's index; the first forward adds the layers in order. New ones are
-        (rows, key heads, new, size). Returned ones are (rows, key heads, columns, size): column i
-        has a row's token i after the prefix, and later columns are padding.
+        New ones are (rows, key heads, new, size), and returned ones (rows, key heads, columns,
+        size).
         """
         if self.is_later is None:
             self.layers.append((key, value))
@@ -122,10 +112,10 @@ class RowState:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return masks of own tokens and of prefix tokens that the `new` tokens must not attend to.
 
-        They are bool (rows, new, columns) and (rows, new, prefix), true for hidden tokens, with 1
-        row if all rows are equal. Own tokens are those after the prefix. If the first mask is None,
-        attention to them is causal; if the second is None, no prefix token is hidden. `window` is
-        the layer's sliding window in tokens, None for full attention.
+        They are bool (rows or 1, new, columns) and (rows or 1, new, prefix). Own tokens are those
+        after the prefix. If the first mask is None, attention to them is causal; if the second is
+        None, no prefix token is hidden. `window` is the layer's sliding window in tokens, None for
+        full attention.
         """
         shared = len(self.prefix) if self.prefix else 0
         if window is None or shared + self._width <= window:
@@ -147,17 +137,10 @@ class RowState:
 
 
 class SingleForward(RowState):
-    """State of rows that run in one forward.
-
-    A layer's keys and values are dropped when the next layer runs, because no later forward reads
-    them.
-    """
+    """State of rows that run in one forward, so that only one layer's tensors are kept."""
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Return `key` and `value` as they are, because one forward has all tokens of its rows.
-
-        The tensors replace those of the layer before, as no later forward reads them.
-        """
+        """Return `key` and `value` as they are, because one forward has all tokens of its rows."""
         self.layers, self._width = [(key, value)], key.shape[2]
         return key, value
 
@@ -181,11 +164,10 @@ def prefix_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of new tokens over the prefix and their row's tokens in `state`.
 
-    Registered in transformers as the attention function `ATTENTION`. `query` is (rows, heads, new,
-    size), and `key` and `value` are (rows, key heads, new, size). Keys and values are added to
-    `state`. Scores are multiplied by `scaling`, and capped if `softcap` is passed. Returns the
-    output, (rows, new, heads, size), and None instead of attention weights. Raises
-    NotImplementedError for other tensors that would change the result.
+    Registered in transformers as the attention function `ATTENTION`. `query`, `key` and `value` are
+    (rows, heads or key heads, new, size); keys and values are added to `state`. Returns the output,
+    (rows, new, heads, size), and None instead of attention weights. Raises NotImplementedError for
+    other tensors that would change the result.
     """
     tensors = {name for name, value in others.items() if isinstance(value, torch.Tensor)}
     if unknown := tensors - _WITHOUT_EFFECT:  # such as GPT-OSS's sinks
@@ -217,26 +199,14 @@ def attend(
 ) -> Pair:
     """Compute attention and its log-sum-exp, used to merge it with attention over other keys.
 
-    Parameters
-    ----------
-    query : Tensor, shape (rows, heads, new, size)
-    key, value : Tensor, shape (rows, key heads, columns, size)
-        ``heads`` is a multiple of ``key heads``.
-    scaling : float
-        Factor of the products of queries and keys.
-    is_causal : bool
-        Query i reads columns 0 to i. Ignored if `hidden` is passed.
-    hidden : Tensor of bool, shape (rows, new, columns), optional
-        Columns that a query does not read.
-    softcap : float, optional
-        Scores are capped by ``softcap * tanh(scores / softcap)``.
+    `query` is (rows, heads, new, size), and `key` and `value` are (rows, key heads, columns, size).
+    Scores are multiplied by `scaling`. With `softcap`, they are then capped by
+    ``softcap * tanh(scores / softcap)``. `hidden`, bool (rows, new, columns), is true for columns
+    that a query does not read. Without it, `is_causal` means that query i reads columns 0 to i.
 
-    Returns
-    -------
-    output : Tensor, shape of `query`
-    sums : Tensor of float32, shape (rows, heads, new)
-        Logarithm of the softmax's denominator. For a query that reads no column, it is -inf, but 0
-        by torch's kernel for CPUs, which is used without `softcap`.
+    Returns the output, in the shape of `query`, and the logarithm of the softmax's denominator,
+    float32 (rows, heads, new). For a query that reads no column, it is -inf, but 0 by torch's
+    kernel for CPUs, which is used without `softcap`.
     """
     aten = torch.ops.aten
     if hidden is not None and hidden.shape[0] == 1 < query.shape[0]:
@@ -274,11 +244,7 @@ def attend_plainly(
     softcap: float | None = None,
     score_bytes: int = SCORE_BYTES,
 ) -> Pair:
-    """Compute attention and its log-sum-exp in float32, without fused kernels.
-
-    Arguments and results are as in `attend`; a causal mask is passed as `hidden`. Queries are
-    processed in blocks whose scores take at most `score_bytes`.
-    """
+    """Compute `attend` in float32, without fused kernels, in blocks of about `score_bytes`."""
     rows, heads, new, size = query.shape
     key_heads, width = key.shape[1:3]
     queries = query.reshape(rows, key_heads, -1, size).float()
@@ -309,12 +275,7 @@ def _attend_shared(
     hidden: torch.Tensor | None,
     softcap: float | None,
 ) -> Pair:
-    """Compute attention of all rows to the prefix, by one matrix product for all rows' queries.
-
-    `query` is (rows, heads, new, size); `key` and `value` are the prefix's, (1, key heads, prefix,
-    size). `hidden` marks prefix tokens that a query does not read, bool (rows or 1, new, prefix).
-    Returns output and log-sum-exp as in `attend`, to merge with attention to the rows' own tokens.
-    """
+    """Compute attention of all rows to the prefix, by one matrix product for all rows' queries."""
     rows, heads, new, size = query.shape
     key_heads = key.shape[1]
     per_row = query.reshape(rows, key_heads, -1, size)  # heads of a key become queries

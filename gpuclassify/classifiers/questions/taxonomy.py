@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from gpuclassify.classifiers.questions.answers import Free, Several
-from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
-
-if TYPE_CHECKING:
-    from gpuclassify.frames import Frame
+from gpuclassify.classifiers.questions.prompt_classifier import ChoiceRunner, PromptClassifier
+from gpuclassify.frames import Texts
+from gpuclassify.mapping.runners import Outputs
+from gpuclassify.mapping.token_lengths import TokenLengths
+from gpuclassify.workers.run_context import RunStats
 
 WHOLE_CHARS = 30_000  # longer texts are read in three parts
 PART_CHARS = WHOLE_CHARS // 3
@@ -87,6 +93,56 @@ def shortened(text: str) -> str:
     return "[beginning]\n{}\n[middle]\n{}\n[end]\n{}".format(*parts)
 
 
+class ExcerptRunner(ChoiceRunner):
+    """Base class of runners that ask about excerpts of a long text in the column `text_field`."""
+
+    most_chars: int  # characters of a document in its excerpts; a shorter one is whole
+
+    @abstractmethod
+    def excerpts(self, document: str) -> str:
+        """Return the document unchanged, or its excerpts if it has over `most_chars` characters."""
+
+    def columns_of(self, text: str) -> tuple[str, ...]:
+        """Return the texts of a row's prompt columns, with excerpts in place of a long document."""
+        columns = [*super().columns_of(text)]
+        columns[self._main] = self.excerpts(columns[self._main])
+        return tuple(columns)
+
+    @property
+    def _main(self) -> int:
+        columns: tuple[str, ...] = self.model.checkpoint.prompts[0].columns
+        return columns.index(self.options.text_field)
+
+    def _kept_shares(self, texts: list[str]) -> np.ndarray:
+        """Return the share of each document's characters in its excerpts, float32 (texts,)."""
+        documents = [super(ExcerptRunner, self).columns_of(text)[self._main] for text in texts]
+        chars = np.array([len(document) for document in documents])
+        return (self.most_chars / np.maximum(chars, self.most_chars)).astype(np.float32)
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
+        """Ask the decoder about each distinct text; text outside of excerpts counts as not read."""
+        outputs = super().run(texts, stats, name_text)
+        return replace(outputs, seen_share=outputs.seen_share * self._kept_shares(texts))
+
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """Count tokens of the prompts that are run, and of each prompt with the whole document."""
+        lengths = super().token_lengths(texts)
+        whole = ChoiceRunner(self.options, self.model, None).token_lengths(texts).whole
+        # Excerpts have marks, but a cut document must count as longer than its excerpts.
+        least = lengths.whole + (self._kept_shares(texts) < 1)
+        return replace(lengths, whole=np.maximum(whole, least))
+
+
+class TaxonomyRunner(ExcerptRunner):
+    """Runner that asks about three parts of a document if it has over 30,000 characters."""
+
+    most_chars = WHOLE_CHARS
+
+    def excerpts(self, document: str) -> str:
+        """Return the document, or three of its parts if it is long; see `shortened`."""
+        return shortened(document)
+
+
 class TaxonomyClassifier(PromptClassifier):
     """Classifier of English web pages by ten fields, as in Essential-Web v1.0.
 
@@ -118,7 +174,8 @@ class TaxonomyClassifier(PromptClassifier):
     ``skip`` means no second subject, and ``-1`` no subject.
 
     If a text has over 30,000 characters, the model reads the first 10,000, the
-    last 10,000, and 10,000 between them; see `shortened`.
+    last 10,000, and 10,000 between them; see `shortened`. `seen_field` is the
+    parts' share of its characters, times the share of their tokens read.
 
     Examples
     --------
@@ -129,6 +186,7 @@ class TaxonomyClassifier(PromptClassifier):
     purpose = "subject, kind, quality and difficulty of English web pages, ten fields"
     licence = "Apache-2.0"
     is_gated = False
+    runner_type = TaxonomyRunner
     defaults = {
         "model": "EssentialAI/eai-distill-0.5b",
         "system": "taxonomy",
@@ -139,15 +197,6 @@ class TaxonomyClassifier(PromptClassifier):
         "fields": _answer_fields(),
         "max_seq_length": 16_384,
     }
-
-    def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return each row's text, or excerpts if it has over 30,000 characters; None for null.
-
-        The excerpts, joined to one text, are the first and the last 10,000 characters, and 10,000
-        between them. Texts are cut to `max_chars` characters before, unless it is None.
-        """
-        texts = super().list_texts(frame, max_chars)
-        return [None if text is None else shortened(text) for text in texts]
 
 
 PROPELLA_MOST_CHARS = 50_000  # the authors cut documents here, and mark the cut
@@ -238,11 +287,7 @@ def _propella_system() -> str:
 
 
 def _propella_answers() -> dict[str, str]:
-    """Return each field's part of the JSON answer by output column, with ``{column}`` as its value.
-
-    The part of the column "propella_content_type" is
-    ``"content_type":["{propella_content_type}"]``.
-    """
+    """Return the JSON answer's parts, such as ``"key":["{propella_key}"]``, by output column."""
     answers = {}
     for name in PROPELLA:
         key, is_list = name.removesuffix("[]"), name.endswith("[]")
@@ -262,6 +307,18 @@ def _propella_fields() -> dict[str, Any]:
     return fields
 
 
+class PropellaRunner(ExcerptRunner):
+    """Runner that asks about the first 50,000 characters of a document, with a mark at the cut."""
+
+    most_chars = PROPELLA_MOST_CHARS
+
+    def excerpts(self, document: str) -> str:
+        """Return the document, or its beginning and a line ``<truncated_content>`` if it is cut."""
+        if len(document) <= self.most_chars:
+            return document
+        return f"{document[: self.most_chars]}\n<truncated_content>"
+
+
 class PropellaClassifier(PromptClassifier):
     """Classifier of documents in any language by the 18 fields of propella-1.
 
@@ -274,7 +331,10 @@ class PropellaClassifier(PromptClassifier):
     ``non_technical``.
 
     A document is cut after 50,000 characters, and the cut is marked for the
-    model, as in the authors' code.
+    model, as in the authors' code. Such a document counts as truncated:
+    `seen_field` has the share of its characters before the cut, times the share
+    of their tokens that the model reads. `max_chars` cuts a document before, and
+    leaves no mark.
 
     Parameters
     ----------
@@ -292,6 +352,7 @@ class PropellaClassifier(PromptClassifier):
     cite = "arXiv:2602.12414"
     is_gated = False
     published_labels = PROPELLA["content_integrity"]
+    runner_type = PropellaRunner
     defaults = {
         "model": "ellamind/propella-1-0.6b",
         "system": _propella_system(),
@@ -300,17 +361,3 @@ class PropellaClassifier(PromptClassifier):
         "fields": _propella_fields(),
         "max_seq_length": 32_768,
     }
-
-    def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return each row's text, cut after 50,000 characters; None for null.
-
-        A line ``<truncated_content>`` is appended to a text that is cut there. Before that, texts
-        are cut to `max_chars` characters, without such a line, unless it is None.
-        """
-        texts = super().list_texts(frame, max_chars)
-        return [
-            text
-            if text is None or len(text) <= PROPELLA_MOST_CHARS
-            else f"{text[:PROPELLA_MOST_CHARS]}\n<truncated_content>"
-            for text in texts
-        ]

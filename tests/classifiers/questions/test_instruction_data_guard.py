@@ -105,7 +105,13 @@ def test_filters_keep_booleans_and_no_nulls(guard, expected, filter_by, kept):
     assert not decided["kept"].iloc[-1]
 
 
-@pytest.mark.parametrize("filter_by", ["False", ["safe"], 0])
+def test_labels_to_keep_may_come_from_a_generator(guard):
+    assert guard(filter_by=(label for label in [True, True])) == guard(filter_by=[True])
+    with pytest.raises(ValueError, match="names no label"):
+        guard(filter_by=(label for label in []))
+
+
+@pytest.mark.parametrize("filter_by", ["False", ["safe"], 0, [[True]]])
 def test_filters_of_other_kinds_are_refused(guard, filter_by):
     with pytest.raises(TypeError, match="pass True, False or a list of them"):
         guard(filter_by=filter_by)

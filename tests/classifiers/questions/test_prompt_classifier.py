@@ -13,11 +13,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from gpuclassify import PromptClassifier, classify
+from gpuclassify import Perplexity, PromptClassifier, classify
 from gpuclassify.classifiers.questions.answers import Several
 from gpuclassify.classifiers.questions.decoder import Decoder
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.workers.run_context import collected_stats
+from gpuclassify.workers.run_context import advice, collected_stats
 from tests.chat_oracle import ChatOracle
 from tests.decoder_oracle import write_adapter
 from tests.oracle import plain_tokenizer
@@ -315,6 +315,34 @@ def test_rows_that_are_not_finite_are_asked_again_alone(classifier, monkeypatch)
     assert found["codes"].map(str).tolist() == expected["codes"].map(str).tolist()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"long_text": "windows", "max_seq_length": 150},
+        {"keep_raw": True, "max_new_tokens": 2},
+        {"prompt": BEFORE, "answers": ["Yes", "No"], "criteria": CRITERIA, "score_field": None},
+    ],
+    ids=["windows", "further answers", "criteria"],
+)
+def test_a_text_that_is_asked_about_again_several_times_counts_once(
+    classifier, monkeypatch, options
+):
+    forward = Decoder.forward
+
+    def overflowing(self, input_ids, **options):
+        hidden = forward(self, input_ids, **options)
+        return hidden if self.dtype == torch.float32 else hidden * torch.inf
+
+    texts = sample_texts(3, seed=8, min_words=150, max_words=160)
+    monkeypatch.setattr(Decoder, "forward", overflowing)
+    with collected_stats() as runs:
+        classifier(dtype="bfloat16", **options)(pd.DataFrame({"text": [*texts, *texts]}))
+
+    assert runs[0].as_dict()["rescued_texts"] == 3
+    (sentence,) = advice(runs[0].as_dict())
+    assert "the outputs of 3 of 3 texts were not finite" in sentence
+
+
 # Free answers, and adapters.
 
 
@@ -349,6 +377,20 @@ def test_classifiers_with_and_without_adapters_take_turns(classifier, directory,
         np.testing.assert_allclose(scores, expected[name], atol=1e-5)
     assert np.abs(expected[None] - expected["all"]).max() > 0.01
     assert np.abs(expected["attention"] - expected["all"]).max() > 0.01
+
+
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_peft_is_part_of_the_code_if_there_is_an_adapter(
+    classifier, directory, tmp_path, has_adapter
+):
+    adapter = write_adapter(tmp_path / "adapter", directory(), 1) if has_adapter else None
+    mappers = [classifier(adapter=adapter)]
+    if not has_adapter:
+        mappers.append(Perplexity(model=directory()))
+    for mapper in mappers:
+        code = mapper.digest()["code"]  # after the model has been described
+        assert ("peft" in mapper.libraries, "peft" in code) == (has_adapter, has_adapter)
+        assert mapper.model.has_adapter == has_adapter
 
 
 # Long documents.
@@ -489,6 +531,24 @@ def test_windows_join_probabilities(classifier, oracle, aggregation):
         assert not found["cut"].iloc[row]
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"prompt": BEHIND, "answers": ["Yes", "No"], "criteria": {"rude": "It is."}}]
+)
+def test_the_tokens_of_all_windows_are_counted(classifier, options):
+    texts = [*LONG, "short", ""]
+    settings = {"long_text": "windows", "max_seq_length": 150, "windows_field": "windows"}
+    asked = classifier(**{"score_field": None, **options, **settings})
+
+    lengths = asked.runner.token_lengths(texts)
+
+    found = asked(pd.DataFrame({"text": texts}))
+    assert lengths.counts.tolist() == found["windows"].tolist()
+    assert lengths.counts[0] > 2
+    read = np.add.reduceat(lengths.windows, np.cumsum(lengths.counts) - lengths.counts)
+    assert (read >= lengths.whole).all()  # no text is cut
+    assert lengths.windows.max() <= 150 < lengths.whole[0]
+
+
 def test_windows_of_criteria(classifier):
     make = functools.partial(
         classifier, prompt=BEHIND, answers=["Yes", "No"], criteria=CRITERIA, score_field=None,
@@ -591,6 +651,9 @@ def test_one_chain_asks_one_decoder_several_questions(classifier):
 
 # Bad input.
 
+LISTED = {**FORM, "answer": "{codes}\n{kind}", "score_field": None}
+ASKED = {"prompt": BEHIND, "answers": ["Yes", "No"], "criteria": CRITERIA, "score_field": None}
+
 
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -620,6 +683,12 @@ def test_one_chain_asks_one_decoder_several_questions(classifier):
         ({"chat": False, "response": "{text}"}, "is a message of a chat"),
         ({"labels_field": "several"}, "would hold several labels"),
         ({**FORM, "answer": "{codes}\n{kind}"}, "score_field is about the labels"),
+        ({**LISTED, "labels_field": "several"}, "labels_field is about the labels of a first"),
+        ({**LISTED, "score_format": "struct"}, "score_format is about the labels of a first"),
+        ({**ASKED, "labels_field": "hold", "thresholds": {"typo": 0.9}}, "no label 'typo'"),
+        ({**ASKED, "score_format": "struct"}, "score_format='struct' has no column to shape"),
+        ({**ASKED, "min_score": 0.5}, "min_score=0.5 names no label"),
+        ({**ASKED, "filter_by": ["typo"]}, "no label 'typo'"),
         ({**FORM, "label_field": "codes"}, r"given twice: \['codes'\]"),
         ({"chat_template_kwargs": "{"}, "chat_template_kwargs='{'"),
         ({"prompt_digest": "1234"}, "prompt_digest|digest"),

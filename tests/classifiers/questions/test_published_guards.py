@@ -30,10 +30,11 @@ from gpuclassify import (
     TaxonomyClassifier,
     WildGuardClassifier,
 )
-from gpuclassify.classifiers.questions import published_guards
+from gpuclassify.classifiers.questions import published_guards, taxonomy
 from gpuclassify.classifiers.questions.prompt_classifier import new_readers
 from gpuclassify.classifiers.questions.safety_template import TemplateError
 from gpuclassify.classifiers.questions.taxonomy import PROPELLA, TAXONOMY, shortened
+from gpuclassify.workers.run_context import collected_stats
 from tests.chat_oracle import ChatOracle
 from tests.oracle import plain_tokenizer
 from tests.replicas import sample_texts
@@ -480,10 +481,10 @@ def test_answers_of_propella_are_json(replica, changed, shown):
 
 
 def test_propella_reads_as_much_of_a_document_as_its_authors_code(replica):
-    classifier = PropellaClassifier(model=replica("chatml"))
+    columns_of = PropellaClassifier(model=replica("chatml")).runner.columns_of
     whole, longer = "é" * 50_000, "é" * 50_001
-    texts = classifier.list_texts(pd.DataFrame({"text": [whole, longer, None]}), None)
-    assert texts == [whole, f"{whole}\n<truncated_content>", None]
+    assert columns_of(whole) == (whole,)
+    assert columns_of(longer) == (f"{whole}\n<truncated_content>",)
 
 
 @pytest.mark.parametrize("said", ["yes,yes,no", "no,no,no", "no,n/a,n/a", "yes,no,yes"])
@@ -539,10 +540,10 @@ def test_scores_are_the_share_of_yes_for_each_policy(replica, kind, template):
     assert len({*found[list(criteria)].iloc[0]}) == len(criteria)
 
 
-# The taxonomy's cut.
+# Excerpts of long documents.
 
 
-def test_long_texts_are_cut_to_three_parts_as_published_and_the_same_everywhere():
+def test_long_texts_are_cut_to_three_parts_as_published_and_the_same_everywhere(replica):
     whole = "".join(f"{number:06d}," for number in range(10_000))
     for length in (29_999, 30_000):
         assert shortened(whole[:length]) == whole[:length]
@@ -560,9 +561,66 @@ def test_long_texts_are_cut_to_three_parts_as_published_and_the_same_everywhere(
     assert min(places) < 0.2 and max(places) > 0.8
     digest = hashlib.sha256(shortened(whole).encode()).hexdigest()
     assert digest == "1ce2bde307d19928436dfc79b86eae6d6414d27515d81365357a30438f014bba"
-    classifier = TaxonomyClassifier(model="m")
-    frame = pd.DataFrame({"text": [whole, "a", None]})
-    assert classifier.list_texts(frame, None) == [shortened(whole), "a", None]
+    columns_of = TaxonomyClassifier(model=replica("chatml")).runner.columns_of
+    assert [columns_of(whole), columns_of("a")] == [(shortened(whole),), ("a",)]
+
+
+@pytest.fixture
+def excerpts_of_300(monkeypatch):
+    """Documents of over 300 characters are read in part, as long ones are in practice."""
+    monkeypatch.setattr(taxonomy, "WHOLE_CHARS", 300)
+    monkeypatch.setattr(taxonomy, "PART_CHARS", 100)
+    for runner in (taxonomy.TaxonomyRunner, taxonomy.PropellaRunner):
+        monkeypatch.setattr(runner, "most_chars", 300)
+
+
+EXCERPTED = pytest.mark.parametrize("kind", [TaxonomyClassifier, PropellaClassifier])
+NUMBERS = "".join(f"{number:06d}," for number in range(200))
+# A short prompt with a short answer.
+BRIEF = {"system": None, "answer": "{kind}", "fields": {"kind": PROPELLA["content_integrity"]}}
+
+
+@EXCERPTED
+@pytest.mark.parametrize("max_chars", [None, 200, 300, 400])
+@pytest.mark.usefixtures("excerpts_of_300")
+def test_what_the_model_reads_does_not_depend_on_output_columns(replica, kind, max_chars):
+    make = functools.partial(kind, model=replica("chatml"), confidence_field="sure", **BRIEF)
+    expected = make()(pd.DataFrame({"text": [NUMBERS[:max_chars], "a", None]})).iloc[:, 1:]
+
+    for columns in ({}, {"truncated_field": "cut"}, {"seen_field": "seen"}):
+        found = make(max_chars=max_chars, **columns)(pd.DataFrame({"text": [NUMBERS, "a", None]}))
+        pd.testing.assert_frame_equal(found[expected.columns], expected, atol=1e-6)
+
+
+@EXCERPTED
+@pytest.mark.usefixtures("excerpts_of_300")
+def test_parts_of_a_document_that_are_left_out_count_as_not_read(replica, kind):
+    texts = [NUMBERS[:300], NUMBERS[:301], NUMBERS[:600], NUMBERS[:1200], ""]
+    make = functools.partial(
+        kind, model=replica("chatml"), truncated_field="cut", seen_field="seen", **BRIEF
+    )
+    for max_chars, truncated in ((None, 3), (450, 2)):  # two texts are equal after this cut
+        classifier = make(max_chars=max_chars)
+        with collected_stats() as runs:
+            found = classifier(pd.DataFrame({"text": [*texts, None]}))
+
+        assert found["cut"].tolist() == [False, True, True, True, False, pd.NA]
+        np.testing.assert_allclose(found["seen"].iloc[:-1], [1, 300 / 301, 0.5, 0.25, 1])
+        assert runs[0].truncated_texts == truncated
+    lengths = classifier.runner.token_lengths(texts)
+    assert (lengths.windows < lengths.whole).tolist() == [False, True, True, True, False]
+    most = int(lengths.windows[2]) - 50
+    assert 0.3 < make(max_seq_length=most)(pd.DataFrame({"text": texts}))["seen"].iloc[2] < 0.49
+
+
+@EXCERPTED
+@pytest.mark.usefixtures("excerpts_of_300")
+def test_other_columns_of_a_prompt_stay_whole(replica, kind):
+    classifier = kind(model=replica("chatml"), prompt="{title}\n{text}\n{url}")
+    frame = pd.DataFrame({"title": NUMBERS, "text": [NUMBERS], "url": "u" * 400})
+    prompt = classifier.first_prompt(frame, 10_000)
+    (document,) = kind(model=replica("chatml")).runner.columns_of(NUMBERS)
+    assert f"{NUMBERS}\n{document}\n{'u' * 400}" in prompt
 
 
 # What is declared.
