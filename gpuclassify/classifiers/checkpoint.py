@@ -55,12 +55,7 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
         def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return a tuple with the head, which converts the model's outputs to columns.
-
-        Its type depends on the setting `problem_type`. Default: a single label per text if `labels`
-        are passed, else the checkpoint's problem type, for which the checkpoint's description is
-        read. An unknown problem type gets a `CategoryHead`, whose `check_model` raises an error.
-        """
+        """Return a tuple with the head for the problem type."""
         problem_type: str | None = self.options.problem_type
         if problem_type is None:
             is_given = self.options.labels is not None

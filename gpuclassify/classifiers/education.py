@@ -36,8 +36,7 @@ class EducationOptions(ScoreOptions):
 class EducationHead(LabelHead):
     """Head that converts the output of a regression model to columns of educational value.
 
-    The score is the model's output, clipped to 0 to 5, and the integer score is rounded half to
-    even. The label is ``high_quality`` from 2.5 on, else ``low_quality``.
+    Scores are clipped to 0 to 5. The label is ``high_quality`` from 2.5 on, else ``low_quality``.
     """
 
     @property
@@ -46,10 +45,7 @@ class EducationHead(LabelHead):
         return list(QUALITY_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Return Arrow fields of score (float32), integer score (int64) and label (string).
-
-        A column without a name in the settings is omitted.
-        """
+        """Return Arrow fields of the score, integer score and label that the settings name."""
         return named_fields(
             (self.options.score_field, pa.float32()),
             (self.options.int_score_field, pa.int64()),
@@ -57,11 +53,7 @@ class EducationHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of score, integer score and label by name.
-
-        A column without a name in the settings is omitted. `values` are the model's outputs,
-        float32 (texts, 1).
-        """
+        """Return the columns that the settings name, from model outputs, float32 (texts, 1)."""
         scores, ids = _scores_and_ids(values)
         return named_columns(
             (self.options.score_field, scores),
@@ -70,10 +62,7 @@ class EducationHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return masks of texts that pass the filters, bool (texts,), as "label" and "score".
-
-        Only filters that are set have a mask. `values` are model outputs, float32 (texts, 1).
-        """
+        """Return masks of texts that pass the filters "label" and "score", if these are set."""
         scores, ids = _scores_and_ids(values)
         labels = np.asarray(QUALITY_LABELS, dtype=object)[ids]
         return self.passes_label(labels) | self.passes_score(scores)
@@ -83,18 +72,12 @@ class EducationHead(LabelHead):
         return _scores_and_ids(values)[0]
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return ``abs(score - 2.5)`` of each text, float32 (texts,); the label changes at 2.5.
-
-        Reports sort example texts by it. `values` are model outputs, float32 (texts, 1).
-        """
+        """Return each score's distance to 2.5, where the label changes, float32 (texts,)."""
         scores, _ = _scores_and_ids(values)
         return np.abs(scores - np.float32(HIGH_QUALITY_FROM))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless `checkpoint` describes a regression with a single output.
-
-        Also raises it if the setting `labels` has other labels than `QUALITY_LABELS`.
-        """
+        """Raise CheckpointError unless the model is a regression with one output."""
         if len(checkpoint.labels) != 1:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has {len(checkpoint.labels)} outputs, and "
@@ -104,10 +87,7 @@ class EducationHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, QUALITY_LABELS)
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by unknown labels, or minimum scores that do not fit.
-
-        `min_score` and `line_min_score` must be numbers, not by label, and `min_score` at most 5.
-        """
+        """Raise ValueError for unknown labels, minimums by label, or a `min_score` above 5."""
         super().check_settings()
         self.check_minimums(are_several=False)
         minimum = self.options.min_score
@@ -116,10 +96,7 @@ class EducationHead(LabelHead):
 
 
 def _scores_and_ids(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores, clipped to 0 to 5, and the indices of their labels in `QUALITY_LABELS`.
-
-    `values` are model outputs, float32 (texts, 1). Both results are (texts,).
-    """
+    """Return scores, clipped to 0 to 5, and the indices of their labels in `QUALITY_LABELS`."""
     scores = np.clip(values[:, 0], LOWEST, HIGHEST)
     return scores, (scores >= HIGH_QUALITY_FROM).astype(np.int64)
 

@@ -92,37 +92,22 @@ class EmbedderOptions(EmbeddingOptions):
 
 
 class EmbeddingModel(PinnedModel):
-    """Embedding model at a pinned commit or directory.
-
-    Settings override its pooling, normalization, number of dimensions and prompt.
-    """
+    """Embedding model at a pinned commit or in a local directory."""
 
     @property
     def prompt(self) -> str:
-        """Prefix of every text; "" for none.
-
-        It is the setting `prompt`, else the model's prompt called `prompt_name`, else the model's
-        default prompt. Raises ValueError if the model has no prompt of this name.
-        """
+        """Prefix of every text, from the settings or else the model; "" for none."""
         return self._prompt_of(sentence_model(self.checkpoint))
 
     def read(self) -> Checkpoint:
-        """Return the model's description, read from its configuration files without weights.
-
-        Raises CheckpointError for settings and modules of sentence-transformers that are not
-        supported.
-        """
+        """Return the model's description, read from its configuration files without weights."""
         options = self.options
         return read_embedding_checkpoint(
             self.identity, cache_dir=options.cache_dir, **options.declared
         )
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if there is a prompt, and the model leaves prompts out of pooling.
-
-        Raises ValueError if `max_seq_length` exceeds the model's number of positions, or if the
-        model has no prompt called `prompt_name`.
-        """
+        """Raise CheckpointError if there is a prompt that the model would leave out of pooling."""
         super().check(checkpoint)
         sentence = sentence_model(checkpoint)
         prompt = self._prompt_of(sentence)
@@ -138,10 +123,7 @@ class EmbeddingModel(PinnedModel):
 
 
 class EmbeddingHead(Head):
-    """Head that converts a model's outputs to a column of embeddings.
-
-    They are normalized and truncated only if the settings or the model's files ask for it.
-    """
+    """Head that converts a model's outputs to a column of embeddings."""
 
     def fields(self) -> list[pa.Field]:
         """Return the Arrow field of the column of embeddings, in a list."""
@@ -154,19 +136,13 @@ class EmbeddingHead(Head):
         return self.model.checkpoint.embedding_width or 0
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return embeddings, float32 (rows, dimensions), scaled to length 1 if so set.
-
-        The setting `normalize` decides, or else the model's files. `outputs` are embeddings of
-        texts or windows before this step.
-        """
+        """Scale embeddings, (rows, dimensions), to length 1 if the settings or files say so."""
         return _unit(outputs) if sentence_model(self.model.checkpoint).is_normalized else outputs
 
     def cut(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the first dimensions of embeddings, as ``encode`` of sentence-transformers does.
+        """Return the leading dimensions that the settings or the model's files keep, or else all.
 
-        `vectors` are (texts, dimensions). The result has `truncate_dim` dimensions, by the settings
-        or the model's files, or else all of them. Shortened vectors are scaled to length 1 again
-        only with the setting ``normalize=True``.
+        Shortened vectors are scaled to length 1 again only with the setting ``normalize=True``.
         """
         sentence = sentence_model(self.model.checkpoint)
         if sentence.truncate_dim is None:
@@ -175,12 +151,7 @@ class EmbeddingHead(Head):
         return _unit(kept) if sentence.normalizes_cut else kept
 
     def columns(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the column of embeddings by its name: normalized, then truncated, if so set.
-
-        `values` are float32 (texts, dimensions), and the column has the dtype
-        `embedding_dtype`, (texts, kept dimensions). Raises OverflowError if that is float16 and
-        a number is too large for it.
-        """
+        """Return the column of embeddings by its name, with the dtype `embedding_dtype`."""
         # Normalize again, because the mean of several windows is shorter.
         vectors = self.cut(self.activate(values))
         kind = np.dtype(self.options.embedding_dtype)

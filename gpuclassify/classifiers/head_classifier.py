@@ -78,7 +78,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     filter_by : dict of str to labels
         Labels of the rows to keep, by head; all heads must pass.
     min_score : dict of str to float or dict
-        Minimum score of rows to keep by head, or by head and label.
+        Minimum score of rows to keep, by head: a number for a regression, else by label.
     min_confidence : dict of str to float
         Minimum probability of the label to keep a row, by head.
     keep_field : str
@@ -133,8 +133,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     def check_together(self) -> None:
         """Raise TypeError or ValueError if settings contradict each other; normalize them.
 
-        `heads` and settings by head become tuples of (head, value) pairs, in the order of the
-        heads; settings without any head become None. `by_head` is set.
+        Converts `heads` and settings by head to (name, value) pairs, or None; sets `by_head`.
         """
         super().check_together()
         check_decision(self)
@@ -153,12 +152,7 @@ class HeadClassifierOptions(EmbeddingOptions):
         return all(options.plans_without_model for _, options in self.by_head)
 
     def _values_by_head(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
-        """Return the setting `key`, such as "min_score", as a dict of values by name of head.
-
-        Heads with None are left out; {} if the setting is None. `heads` are all heads' paths by
-        name. Raises TypeError if the setting is neither a mapping nor pairs, or names an unknown
-        head.
-        """
+        """Return the setting `key`, such as "min_score", as a dict by head; {} if it is None."""
         value = getattr(self, key)
         try:
             by_name = {} if value is None else dict(value)
@@ -171,11 +165,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     def _head_options(
         self, name: str, path: str, by_setting: Mapping[str, Mapping[str, Any]]
     ) -> ClassifierOptions:
-        """Return the settings for running one head, as a classifier with columns of its own.
-
-        `name` is the head's, and `path` its directory or Hub name, perhaps with ``@revision``.
-        `by_setting` has, for each setting such as "min_score", its values by head.
-        """
+        """Return the settings for running one head, as a classifier with columns of its own."""
         settings = {key: of[name] for key, of in by_setting.items() if name in of}
         if "labels" in settings:
             settings.setdefault("problem_type", SINGLE_LABEL)
@@ -195,10 +185,7 @@ class HeadClassifierOptions(EmbeddingOptions):
 
 
 def _named_heads(heads: Any) -> dict[str, str]:
-    """Return the setting `heads`, a mapping or pairs, as a dict of paths by name of head.
-
-    Raises TypeError for other values, and ValueError if there are none.
-    """
+    """Convert the setting `heads` to a dict of paths by name of head."""
     example = 'heads={"edu": "heads/edu"}'
     try:
         named = {name: os.fspath(path) for name, path in dict(heads).items()}
@@ -218,21 +205,14 @@ class HeadModel(PinnedModel):
     checkpoint: HeadCheckpoint
 
     def read(self) -> HeadCheckpoint:
-        """Return the head's description, read from its ``config.json`` without weights.
-
-        Raises CheckpointError if the path is a file, or the directory or repository holds no valid
-        head.
-        """
+        """Return the head's description, read from its ``config.json`` without weights."""
         name = self.options.model
         if is_file(name):
             raise CheckpointError(f"{name} is a file, and a head is a directory: {CONVERT}")
         return read_head(self.identity, cache_dir=self.options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if `checkpoint` has another `problem_type` than the settings.
-
-        A `problem_type` of None in the settings accepts any.
-        """
+        """Raise CheckpointError if the settings have a `problem_type`, and the head has another."""
         expected, kind = self.options.problem_type, checkpoint.problem_type
         if expected not in (None, kind):
             raise CheckpointError(
@@ -250,21 +230,13 @@ class HeadsModel(PinnedModel):
 
     @functools.cached_property
     def backbone(self) -> EmbeddingModel:
-        """Pinned embedding model, whose embeddings all heads read; cached.
-
-        Its settings come from `backbone_options`, so the heads' descriptions are read. Raises
-        CheckpointError if the heads disagree, or no backbone is named.
-        """
+        """Pinned embedding model, whose embeddings all heads read."""
         heads = {name: head.checkpoint for name, head in self.heads.items()}
         return EmbeddingModel(backbone_options(self.options, heads))
 
     @property
     def repositories(self) -> list[str]:
-        """Hub names or directories of the backbone, and of the heads.
-
-        The backbone is absent if the settings do not name it, and the heads' descriptions, which
-        may name it, have not been read yet (see `backbone`).
-        """
+        """Hub names or directories of the backbone, if it is known yet, and of the heads."""
         is_known = "backbone" in vars(self)
         backbone = self.backbone.options.model if is_known else self.options.backbone
         heads = [name for head in self.heads.values() for name in head.repositories]
@@ -272,11 +244,7 @@ class HeadsModel(PinnedModel):
 
     @property
     def unpinned(self) -> str:
-        """Argument that would pin the backbone, or else the first unpinned head, as text.
-
-        Empty if all of them are directories or pinned to a commit by the settings. A backbone that
-        only the heads name is not pinned.
-        """
+        """Argument that would pin the backbone or a head, for messages; "" if all are pinned."""
         backbone, revision = self.options.backbone, self.options.revision
         if backbone is None or not hub.is_pinned(backbone, revision):
             return f"backbone= and {PIN}"
@@ -309,10 +277,9 @@ class HeadsModel(PinnedModel):
         return self.backbone.checkpoint
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless all heads read embeddings as wide as the backbone's.
+        """Raise CheckpointError if a head reads embeddings of another width than the backbone's.
 
-        `checkpoint` describes the backbone. Widths are not compared if the backbone's is unknown.
-        Warns if a head was trained on another model of the Hub; directories are not compared.
+        Warns if a head was trained on another model of the Hub.
         """
         backbone, width = checkpoint.identity, checkpoint.embedding_width
         for name, head in self.heads.items():
@@ -327,12 +294,7 @@ class HeadsModel(PinnedModel):
                 warn_once(f"{was}, not of {backbone.name}")
 
     def describe(self) -> dict[str, Any]:
-        """Return the pinned versions of backbone and heads, for reports.
-
-        ``model_revision`` is the backbone's commit, or the digest of its directory. ``backbone`` is
-        a dict of its settings, the fields of `Backbone`. ``heads`` maps each head's name to a dict
-        of its ``model`` and ``revision``.
-        """
+        """Return the pinned versions of backbone and heads, for reports."""
         options = self.backbone.options
         return {
             **super().describe(),
@@ -346,11 +308,7 @@ class HeadsModel(PinnedModel):
         }
 
     def key(self) -> Any:
-        """Return the part of Dask's task keys that identifies backbone and heads.
-
-        It has their descriptions or, if this machine cannot read them, only the setting `revision`.
-        Task keys also have a digest of all settings, so that they differ between heads.
-        """
+        """Return the part of Dask's task keys that identifies backbone and heads."""
         heads = () if self._is_out_of_reach else self.heads.values()
         return (super().key(), *(head.key() for head in heads))
 
@@ -358,12 +316,11 @@ class HeadsModel(PinnedModel):
 def backbone_options(
     options: HeadClassifierOptions, heads: Mapping[str, HeadCheckpoint]
 ) -> EmbeddingOptions:
-    """Return the backbone's settings: passed ones, else those that the heads have in common.
+    """Return the backbone's settings: passed values, else the values that the heads share.
 
-    `options` are the passed settings, and `heads` the heads' descriptions by name. Heads that name
-    no backbone are ignored. The heads' revision applies only to the backbone that they name, and
-    their prompt only if no `prompt_name` is passed. Raises CheckpointError if heads differ in a
-    setting that is needed, or no backbone is named.
+    The heads' revision applies only to the backbone that they name, and their prompt only without a
+    `prompt_name`. Raises CheckpointError if heads differ in a setting that is needed, or no
+    backbone is named.
     """
     settings = {name: getattr(options, name) for name in setting_names(EmbeddingOptions)}
     settings["model"] = options.backbone
@@ -384,12 +341,7 @@ def backbone_options(
 
 
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
-    """Return the value of one setting, such as "pooling", that all heads' backbones have in common.
-
-    `setting` is its name, and `backbones` are by name of the head. Returns None if `backbones` is
-    empty, or all values are None. Raises CheckpointError if values differ; a revision of None is
-    ignored.
-    """
+    """Return the value of `setting` that all backbones share; raise an error if they differ."""
     values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
     if setting == "revision":  # heads may lack a revision
         values = {name: value for name, value in values.items() if value is not None}
@@ -408,10 +360,7 @@ def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
 
 
 def check_width(name: str, head: HeadCheckpoint, width: int, backbone: str) -> None:
-    """Raise CheckpointError unless the head called `name` reads embeddings of `width` numbers.
-
-    `head` is its description, and `backbone` the name of the embedding model, for the message.
-    """
+    """Raise CheckpointError unless the head called `name` reads embeddings of `width` numbers."""
     if head.widths[0] != width:
         raise CheckpointError(
             f"head {name!r} ({head.identity.name}) reads embeddings of {head.widths[0]} numbers, "
@@ -447,11 +396,7 @@ class HeadsRunner(EncoderRunner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Embed distinct texts, and compute the outputs of all heads from the embeddings.
 
-        Embeddings of a long text's windows are aggregated to one before the heads run. Heads read
-        embeddings that are truncated, if so set. Counts of this run are added to `stats`.
-        `name_text` returns the name of a text for messages, from its index in `texts`. Raises
-        NonFiniteOutputError if an output is NaN or infinite, and CheckpointError if a head reads
-        embeddings of another width.
+        Embeddings of a long text's windows are aggregated to one before the heads run.
         """
         outputs = self.backbone.run(texts, stats, name_text)
         head = EmbeddingHead("HeadClassifier", self.options, self.model)
@@ -506,11 +451,7 @@ class HeadClassifier(TextMapper[HeadClassifierOptions]):
         def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return a converter to columns for each trained head, then one for the embedding.
-
-        Each reads its slice of the runner's outputs. The converter for the embedding is left out
-        unless `embedding_field` is set.
-        """
+        """Return a column converter for each trained head, then one for the embedding if kept."""
         made: list[Head] = []
         start = 0
         for name, options in self.options.by_head:

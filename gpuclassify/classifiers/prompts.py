@@ -44,9 +44,8 @@ FEW_SHOTS_FROM = 0.05
 class PromptHead(Head):
     """Head that converts a model's outputs to eleven columns about prompts.
 
-    They are the two most probable task types and the probability of the first one, seven dimensions
-    of complexity, and a score. The model has eight output layers, called heads in its
-    files: one for the task type, and one for each dimension.
+    The model has eight output layers, called heads in its files: one for the task type, and one for
+    each dimension of complexity.
     """
 
     label_field = FIRST_TASK
@@ -68,11 +67,7 @@ class PromptHead(Head):
         return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the eleven columns by name, from probabilities of all heads, (texts, outputs).
-
-        ``number_of_few_shots`` becomes 0 below 0.05. The score is the sum of six dimensions (not
-        ``no_label_reason``), weighted by `COMPLEXITY_WEIGHTS` and rounded to 5 decimals.
-        """
+        """Return the eleven columns by name, from probabilities of all heads, (texts, outputs)."""
         probabilities = self._by_head(values)
         config = self.model.checkpoint.config
         weights, divisors = config["weights_map"], config["divisor_map"]
@@ -90,19 +85,11 @@ class PromptHead(Head):
         return texts | {name: number.astype(np.float32) for name, number in numbers.items()}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's most probable task type, (texts,).
-
-        Reports sort example texts by it. `values` are the probabilities of all output heads,
-        (texts, outputs).
-        """
+        """Return the probability of each text's most probable task type, (texts,)."""
         return self._by_head(values)[TASK].max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the model has the eight output heads, with weights.
-
-        These weights and divisors, in ``config.json``, make a dimension of complexity from the
-        probabilities of its classes.
-        """
+        """Raise CheckpointError unless the model has the eight output heads."""
         if not checkpoint.heads:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has one head, and {self.owner} takes a "
@@ -163,11 +150,7 @@ class PromptTaskComplexityClassifier(TextMapper[ModelOptions]):
 
 
 def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:
-    """Return one dimension of complexity, float64 (texts,), from probabilities of its classes.
-
-    It is the sum of `probabilities`, (texts, classes), weighted by `weights`, one for each class,
-    divided by `divisor`, and rounded to 4 decimals.
-    """
+    """Return one dimension of complexity, float64 (texts,), from probabilities of its classes."""
     scores = probabilities @ np.asarray(weights, dtype=np.float64)
     return (scores / divisor).round(4)
 
@@ -177,8 +160,7 @@ def top_tasks(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the two most probable task types, and the first one's probability, each (texts,).
 
-    `probabilities` are (texts, task types), and `labels` names the task types. Probabilities are
-    rounded to 3 decimals. The second task type is "NA" if its rounded probability is below 0.1.
+    Probabilities are rounded to 3 decimals, and a second task type below 0.1 is "NA".
     """
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
     rounded = np.take_along_axis(probabilities, order, axis=1).astype(np.float64).round(3)

@@ -23,17 +23,10 @@ NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
 
 
 class EuroFilterModel(PinnedModel):
-    """EuroFilter's checkpoint: a score and a probability from two layers of the repository's code.
-
-    Its layers are declared here, because its ``config.json`` does not describe them.
-    """
+    """EuroFilter's checkpoint, whose ``config.json`` does not describe its two outputs."""
 
     def read(self) -> Checkpoint:
-        """Read the checkpoint's description from ``config.json``, and add the network's outputs.
-
-        The file does not describe them: a score, "educational_value", and a probability,
-        "is_educational".
-        """
+        """Read the checkpoint's description, and add the network's outputs."""
         outputs = ("educational_value", "is_educational")
         return replace(
             super().read(), layout=SCORE_AND_PROBABILITY, labels=outputs, problem_type=REGRESSION
@@ -53,12 +46,8 @@ class Published:
     A family is a group of checkpoints whose names differ by one word, such as a language.
     `variants` maps the word that users type for each checkpoint to the word in its name. In
     `model`, the text of `variant`, such as "LANGUAGE", stands for the word in the name. In
-    `settings`, ``{}`` stands for the typed word. `variant` and `variants` are empty for a single
-    checkpoint.
-
-    `name` is the name for users, `kind` the class, `model` the Hub name, `purpose` a phrase for
-    listings, `cite` a paper or page to cite, and `settings` the arguments of `kind`. `is_gated`
-    models need a token with access.
+    `settings`, the arguments of the class `kind`, ``{}`` stands for the typed word. `variant` and
+    `variants` are empty for a single checkpoint.
     """
 
     name: str
@@ -69,16 +58,14 @@ class Published:
     cite: str
     settings: Mapping[str, Any]
     note: str = ""  # advice for users
-    is_gated: bool = False
+    is_gated: bool = False  # whether a token with access is needed
     variant: str = ""
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, **settings: object) -> TextMapper:
         """Build the classifier with the settings of this entry, which `settings` override.
 
-        If `settings` have `long_text`, the entry's `window_overlap` does not apply. Raises
-        ValueError if the entry stands for several checkpoints, such as one per language, because
-        only one of them can be run.
+        Raises ValueError for a family, because only one of its checkpoints can be run.
         """
         if self.variants:
             first, *_ = words = [*self.variants]
@@ -101,21 +88,14 @@ class Published:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Default settings of the class by name, overridden by the published classifier's settings.
+        """Default settings of the class by name, overridden by the settings of this entry.
 
-        If this entry of the catalogue stands for several checkpoints, such as one per language, the
-        names of model and columns contain the placeholder `variant`, such as "LANGUAGE", instead of
-        the language.
+        For a family, values may contain the placeholder `variant`, such as "LANGUAGE".
         """
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 
     def of(self, variant: str) -> Published:
-        """Return the entry for one of the checkpoints that this entry stands for.
-
-        An entry of the catalogue may stand for several, such as one per language. `variant` is the
-        word that users type for the checkpoint, such as "deu_Latn". Raises ValueError for an
-        unknown word.
-        """
+        """Return the entry for one checkpoint of a family, by its word in `variants`."""
         if variant not in self.variants:
             raise ValueError(
                 f"{self.name} has no {variant!r}.{nearest(variant, self.variants)} "
@@ -142,32 +122,20 @@ def _same(words: str) -> dict[str, str]:
 
 
 def _scores(stem: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes a score from 0 to 5, as number and integer.
-
-    The columns are ``<stem>_score`` and ``<stem>_int_score``; no label is written. `settings` are
-    further settings, which override these.
-    """
+    """Return `settings`, and settings for columns ``<stem>_score`` and ``<stem>_int_score``."""
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}
 
 
 def _regression(score_field: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes regression outputs to the column `score_field`.
-
-    `labels` are the names of the network's outputs, in order. Several are written as a struct with
-    these fields, one as a number. `settings` are further settings, which override these.
-    """
+    """Return `settings`, and settings for a column of regression outputs, a struct if several."""
     form = {"score_format": "struct"} if len(labels) > 1 else {}
     named = {"problem_type": REGRESSION, "score_field": score_field, "labels": labels}
     return {**named, **form, **settings}
 
 
 def _classes(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes a label and, as a struct, all probabilities.
-
-    The columns are ``<stem>_label`` and ``<stem>_scores``. `labels` are in the order of the model's
-    outputs. `settings` are further settings, which override these.
-    """
+    """Return `settings`, and settings for the columns ``<stem>_label`` and ``<stem>_scores``."""
     names = {"label_field": f"{stem}_label", "score_field": f"{stem}_scores"}
     return {**names, "score_format": "struct", "labels": labels, **settings}
 
@@ -177,11 +145,7 @@ def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any
 
 
 def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings of a classifier that writes labelled character ranges to ``<stem>_spans``.
-
-    `labels` are the labels of the ranges to write; without any, all are written. `settings` are
-    further settings, which override these.
-    """
+    """Return `settings`, and settings for the column ``<stem>_spans``; no `labels` means all."""
     named = {"labels": labels} if labels else {}
     return {"spans_field": f"{stem}_spans", **named, **settings}
 
@@ -377,9 +341,8 @@ def published(name: str, **settings: object) -> TextMapper:
 def find_published(name: str, classes: Mapping[str, Any]) -> Any:
     """Return the entry of the catalogue, or the class among `classes`, that is called `name`.
 
-    `classes` are by short name, such as "domain", and found in any spelling, such as
-    "DomainClassifier". A name such as "stack-edu-python" finds the entry of one checkpoint of a
-    family. Raises ValueError for an unknown name.
+    `classes` are by short name, such as "domain"; `full_name` also finds other spellings. Raises
+    ValueError for an unknown name.
     """
     known = {**classes, **{entry.name: entry for entry in CATALOGUE}}
     if (full := full_name(name, classes)) in known:
@@ -392,10 +355,9 @@ def find_published(name: str, classes: Mapping[str, Any]) -> Any:
 
 
 def full_name(name: str, classes: Mapping[str, Any]) -> str:
-    """Return the short name of a class, a key in `classes`, from its name in any spelling.
+    """Return the key in `classes` for a class's name in any spelling, such as "DomainClassifier".
 
-    "DomainClassifier", "domain-classifier" and "Domain" all become "domain". Other names, such as
-    those in the catalogue, are returned unchanged.
+    Other names are returned unchanged.
     """
     spellings = {_letters(of.__name__): key for key, of in classes.items()}
     spellings |= {_letters(key): key for key in classes}

@@ -62,11 +62,7 @@ class TokenOptions(TextOptions):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Pinned repository or directory with a tokenizer, in place of a model's description.
-
-    Equal for the same name and files. `base` and `tokenizer`, which name further repositories of a
-    model, are None.
-    """
+    """Pinned repository or directory with a tokenizer, in place of a model's description."""
 
     identity: Identity
     base: None = None
@@ -74,10 +70,7 @@ class TokenizerFiles:
 
 
 class PinnedTokenizer(PinnedModel):
-    """Tokenizer in a directory or Hub repository, in place of a model.
-
-    Weights there are ignored.
-    """
+    """Tokenizer in a directory or Hub repository, in place of a model; weights are ignored."""
 
     checkpoint: TokenizerFiles  # type: ignore[assignment]
 
@@ -87,10 +80,7 @@ class PinnedTokenizer(PinnedModel):
         return [self.options.model]
 
     def read(self) -> TokenizerFiles:  # type: ignore[override]
-        """Return the pinned repository or directory.
-
-        Raises CheckpointError if it has no tokenizer files.
-        """
+        """Return the pinned repository or directory, and check that it has tokenizer files."""
         files = hub.list_files(self.identity, cache_dir=self.options.cache_dir)
         if not TOKENIZER_FILES & set(files):
             raise CheckpointError(
@@ -131,11 +121,7 @@ class CountRunner(Runner):
         return ("tokenizers", "transformers")
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Count the tokens of distinct texts; outputs are int64 (texts, 1).
-
-        With ``special_tokens=True``, each count has the special tokens of a text. Seconds and texts
-        of this run are added to `stats`. `name_text` is not used.
-        """
+        """Count the tokens of distinct texts; outputs are int64 (texts, 1)."""
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         started = time.perf_counter()
@@ -153,10 +139,7 @@ class CountRunner(Runner):
         return Outputs(values[:, None], ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return the number of tokens of each text, in one window each.
-
-        Special tokens are counted if `special_tokens` is set.
-        """
+        """Return the number of tokens of each text, in one window each."""
         with self.lease(*self.device_and_dtype()) as tokenizer:
             counts = tokenizer.count(texts) + self._special(tokenizer)
         return TokenLengths(counts, counts, np.ones_like(counts), None)
@@ -167,10 +150,7 @@ class CountRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> contextlib.AbstractContextManager[TextTokenizer]:
-        """Return a context manager that yields the tokenizer, and keeps it in memory meanwhile.
-
-        It is loaded once per process for each `device` and `dtype`.
-        """
+        """Return a context manager that yields the tokenizer, and keeps it in memory meanwhile."""
         from gpuclassify.inference.residency import MODELS
         from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 

@@ -29,8 +29,7 @@ _NO_SETTINGS = {
 def _described_labels(value: Any) -> tuple[tuple[str, str], ...] | None:
     """Convert a list of labels, or a dict of label to description, to (label, description) pairs.
 
-    A label without a description is its own description. Pairs are kept, and None stays None.
-    Raises TypeError for a set or other values, and ValueError for no label, or one that repeats.
+    A label without a description is its own description.
     """
     if value is None:
         return None
@@ -119,10 +118,7 @@ class ZeroShotOptions(ClassifierOptions):
 
     @property
     def pairing(self) -> tuple[tuple[str, ...], str]:
-        """Hypotheses, one for each label, and "only_first", the way to cut long pairs.
-
-        The model reads pairs of a text and a hypothesis, and only the text is cut.
-        """
+        """Hypotheses, one per label, and "only_first", because only the text of a pair is cut."""
         labels: Any = self.labels
         return tuple(self.hypothesis.replace(BLANK, text) for _, text in labels), "only_first"
 
@@ -151,10 +147,7 @@ class EntailmentHead(MultiLabelHead):
         return [name for name, _ in self.options.labels]
 
     def values(self, outputs: Outputs) -> np.ndarray:
-        """Return the labels' scores, float32 (texts, labels), from logits of (text, label) pairs.
-
-        `outputs` has a row of the model's logits for each pair, sorted by text, then by label.
-        """
+        """Return scores, float32 (texts, labels), from a row of logits for each text and label."""
         entailment, contradiction = self._find_outputs(self.model.checkpoint)
         logits = outputs.values.reshape(-1, len(self.labels), outputs.values.shape[1])
         if not self.options.is_independent:
@@ -162,18 +155,13 @@ class EntailmentHead(MultiLabelHead):
         return sigmoid(logits[..., entailment] - logits[..., contradiction])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the model has the outputs that the scores need.
-
-        These are entailment, and contradiction if labels are independent.
-        """
+        """Raise CheckpointError unless the model has the outputs that the scores need."""
         self._find_outputs(checkpoint)
 
     def _find_outputs(self, checkpoint: Checkpoint) -> tuple[int, int]:
         """Return the indices of the outputs for entailment and contradiction, found by their names.
 
-        If there are two outputs, the one that is not entailment is contradiction. If labels
-        compete, contradiction is not needed, and its index is 0 if unknown. Raises CheckpointError
-        if a needed output is not found, or the model has several heads.
+        If labels compete, contradiction is not needed, and its index is 0 if unknown.
         """
         labels, name = [label.lower() for label in checkpoint.labels], checkpoint.identity.name
         entailment = [n for n, label in enumerate(labels) if label.startswith("entail")]

@@ -68,11 +68,9 @@ class BrokenDeviceError(RuntimeError):
 def is_broken_device(error: BaseException) -> bool:
     """Return whether `error`, or one of its causes, means that this process has lost its GPU.
 
-    Only a new process can use the GPU again. Causes are followed by ``__cause__``. The loss is read
-    from the messages of RuntimeError and MemoryError. torch raises ``torch.AcceleratorError``, and
-    cuDF and cuPy raise kinds of RuntimeError, with CUDA's message. RMM throws ``std::bad_alloc``
-    with that message when an allocation fails for any reason, and cuDF converts it to MemoryError.
-    Returns False for a mere lack of memory, after which the process can still use the GPU.
+    Only a new process can use the GPU again. The message tells: torch, cuDF and cuPy raise kinds of
+    RuntimeError with CUDA's. RMM throws ``std::bad_alloc`` with it when an allocation fails for any
+    reason, and cuDF converts that to MemoryError. A mere lack of memory gives False.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -96,11 +94,10 @@ def _names_broken_device(error: BaseException) -> bool:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` means that memory has run out, on the host or on a GPU.
 
-    torch's allocator raises ``torch.OutOfMemoryError``; with RMM as its allocator, the C++
-    exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds of
-    MemoryError. CUDA's libraries allocate directly and raise a RuntimeError with their status.
-    Returns False for a broken GPU, which RMM also reports as ``std::bad_alloc``, because freeing
-    memory does not help then.
+    torch raises ``torch.OutOfMemoryError`` or, with RMM, a RuntimeError that names
+    ``std::bad_alloc``; cuDF and cuPy raise kinds of MemoryError, and CUDA's libraries a
+    RuntimeError with their status. A broken GPU, for which RMM also reports ``std::bad_alloc``,
+    gives False.
     """
     if is_broken_device(error):
         return False
@@ -116,9 +113,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def with_memory_released(action: Callable[[], Result]) -> Result:
     """Call ``action()`` and return its result; if memory runs out, free caches and call it again.
 
-    `action` is called at most twice. It is also called again if a CUDA library reports that it is
-    not initialized, because the library reports the same if it lacks memory at its start. If it
-    does so twice, the device is broken (`is_broken_device`). Other errors are raised at once.
+    It is also called again if a CUDA library is not initialized, which lack of memory can cause.
     """
     try:
         return action()
@@ -142,8 +137,7 @@ def release_memory() -> None:
 def free_host_bytes() -> int:
     """Return the number of bytes that this process may still allocate on the host.
 
-    In a task of a Dask worker with a memory limit, it is at most the limit minus the process's
-    memory.
+    In a task of a Dask worker, the worker's memory limit counts, too.
     """
     import psutil
 

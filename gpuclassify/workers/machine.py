@@ -30,22 +30,14 @@ _RECLAIMABLE = ("inactive_file", "total_inactive_file")
 
 
 def usable_cores() -> int:
-    """Return the number of CPU cores that this process may use, at least 1.
-
-    It is the smallest of three numbers: the machine's cores, the cores in the process's CPU
-    affinity, and the CPU quota of its control groups (cgroups), rounded up.
-    """
+    """Return the number of CPU cores that this process may use, by its affinity and CPU quotas."""
     from dask.system import cpu_count
 
     return min([cpu_count(), *(max(1, math.ceil(quota)) for quota in _quotas())])
 
 
 def usable_memory() -> int:
-    """Return the number of bytes of memory that this process may use, including memory in use.
-
-    It is the smallest of the machine's memory, the limits of the process's control groups
-    (cgroups), and the process's own limit.
-    """
+    """Return the number of bytes of memory that this process may use, including memory in use."""
     from distributed.system import MEMORY_LIMIT
 
     return min([int(MEMORY_LIMIT), *(limit for _, limit in _memory_limits())])
@@ -54,8 +46,7 @@ def usable_memory() -> int:
 def free_memory() -> int:
     """Return the number of bytes that this process may still allocate.
 
-    It is the smallest of the machine's available memory and, for each control group (cgroup) of the
-    process, the rest of the group's limit. Page cache that the kernel can drop counts as free.
+    Page cache that the kernel can drop counts as free.
     """
     import psutil
 
@@ -69,8 +60,7 @@ def free_memory() -> int:
 def other_core_seconds() -> float:
     """Return the CPU time, in seconds of one core, that other processes have used since boot.
 
-    Processes that this one started do not count. On a virtual machine, the result includes time
-    that the host gave to its other virtual machines.
+    Processes that this one started do not count.
     """
     import psutil
 
@@ -81,10 +71,7 @@ def other_core_seconds() -> float:
 
 
 def own_core_seconds() -> float:
-    """Return the CPU time, in seconds of one core, that this process has used since it started.
-
-    It includes the time of processes that it started, such as compilers, running or ended.
-    """
+    """Return the CPU time, in seconds of one core, that this process and its children have used."""
     import psutil
 
     spent = 0.0
@@ -131,8 +118,7 @@ class CpuLoad:
     def slowdown(self) -> float:
         """Estimated time of work under the load average, divided by its time on an idle machine.
 
-        It is at least 1. The work is assumed to run in one thread per usable core, and all cores to
-        be shared evenly by these threads and the processes of the load average.
+        The work is assumed to run in one thread per usable core, and all cores to be shared evenly.
         """
         return max(1.0, (self.load_average + self.usable_cores) / self.cores)
 
@@ -145,11 +131,7 @@ class LoadMeter:
         self._other_seconds, self._began = other_core_seconds(), time.perf_counter()
 
     def read(self) -> CpuLoad:
-        """Return the load of the cores by other processes since this object was made.
-
-        CPU time of this process and its children does not count. The load average in the result is
-        from the time before.
-        """
+        """Return the load of the cores by other processes since this object was made."""
         cores, seconds = os.cpu_count() or 1, time.perf_counter() - self._began
         other = (other_core_seconds() - self._other_seconds) / seconds
         return CpuLoad(cores, usable_cores(), min(max(0.0, other), cores), self._load_average)
@@ -158,11 +140,9 @@ class LoadMeter:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory and use it again, instead of returning it to the kernel.
 
-    New memory from the kernel is slow, because of page faults. Dask's nanny sets a low trim
-    threshold, so that every large tensor would get new memory. The price is that a worker keeps its
-    peak memory. Tensors above 64 MiB, the size of a heap in a thread's arena, get new memory
-    regardless; batches on CPUs are limited so that tensors stay below that. Does nothing without
-    glibc.
+    New memory from the kernel is slow, because of page faults, and Dask's nanny sets a low trim
+    threshold. The price is that a worker keeps its peak memory. Tensors above 64 MiB, the size of a
+    heap in a thread's arena, get new memory regardless.
     """
     if platform.libc_ver()[0] != "glibc":
         return
@@ -209,10 +189,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroups, innermost first.
-
-    `controller` is the limited resource: "cpu" or "memory".
-    """
+    """Yield the folders of this process's cgroups for "cpu" or "memory", innermost first."""
     try:
         lines = (PROCESS / "cgroup").read_text().splitlines()
         mounts = (PROCESS / "mountinfo").read_text().splitlines()

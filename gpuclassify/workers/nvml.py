@@ -17,11 +17,7 @@ class DriverError(RuntimeError):
 
 
 def open_nvml() -> Any:
-    """Return the module pynvml, the interface to NVIDIA's library NVML, ready to be called.
-
-    NVML is initialized once per process and stays open, because opening takes longer than calls.
-    Raises DriverError if pynvml is not installed, or the driver does not answer.
-    """
+    """Return the module pynvml, ready to be called; raise DriverError without it or a driver."""
     try:
         import pynvml
     except ImportError as err:
@@ -35,19 +31,15 @@ def open_nvml() -> Any:
 
 @functools.cache
 def _open(nvml: ModuleType, process_id: int) -> None:
-    """Initialize NVML once per process; `process_id` is only the key of the cache.
-
-    After a fork, NVML must be initialized again, because its handles are invalid.
-    """
+    """Initialize NVML once per process, because its handles are invalid after a fork."""
     nvml.nvmlInit()
 
 
 def find_device(nvml: ModuleType, uuid: str) -> Any:
-    """Return NVML's handle of the GPU or MIG slice with this UUID.
+    """Return NVML's handle of the GPU or MIG slice with this UUID, which has no prefix like "GPU-".
 
-    `nvml` is the module pynvml, and `uuid` has no prefix such as "GPU-", as torch reports it.
-    Raises DriverError if there is no such device. A GPU in MIG mode is an error, too: its memory
-    and utilization are not those of the slice in use.
+    Raises DriverError without such a device, and for a GPU in MIG mode, because its memory and
+    utilization are not those of the slice in use.
     """
     for name in (f"MIG-{uuid}", f"GPU-{uuid}"):
         try:
@@ -100,8 +92,7 @@ class GpuSurvey:
 def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
     """List the GPUs of this machine that ``CUDA_VISIBLE_DEVICES`` shows to CUDA.
 
-    `visible_devices` replaces the value of that environment variable. A missing driver, library or
-    device raises no error: the result's ``absent_because`` gives the reason.
+    `visible_devices` replaces that variable. A missing driver, library or device is no error.
     """
     if visible_devices is None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -118,9 +109,9 @@ def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
 def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple[Gpu, ...]:
     """Return the devices that CUDA would show for a value of ``CUDA_VISIBLE_DEVICES``.
 
-    `visible_devices` is the value, names of devices separated by commas, whose order the result
-    has; None shows all. As in CUDA, the list ends at the first name that matches no device, an
-    index names the first slice of a GPU in MIG mode, and a UUID may be shortened.
+    They are in the value's order; None shows all. As in CUDA, the list ends at the first name that
+    matches no device, an index names the first slice of a GPU in MIG mode, and a UUID may be
+    shortened.
     """
     if visible_devices is None:
         return tuple(devices)
@@ -140,11 +131,7 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Return a survey that lists no GPUs, because of `reason`, such as a missing library.
-
-    If /dev has no NVIDIA device, or `visible_devices`, the value of CUDA_VISIBLE_DEVICES (None:
-    unset), is empty or "-1", the result gives that as the reason. Otherwise, its `has_gpu` is True.
-    """
+    """Return a survey without GPUs, because of `reason` unless they are absent or hidden."""
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
     is_hidden = visible_devices is not None and visible_devices.strip() in ("", "-1")

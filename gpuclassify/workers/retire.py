@@ -37,12 +37,10 @@ class PanicError(RuntimeError):
 
 @contextlib.contextmanager
 def as_errors() -> Iterator[None]:
-    """Convert exceptions in the block that are not an Exception, such as SystemExit, to errors.
+    """Convert SystemExit in the block to RuntimeError, and a panic, such as in Rust, to PanicError.
 
-    KeyboardInterrupt and GeneratorExit are not converted. SystemExit becomes RuntimeError, because
-    it would end the worker, and Dask would run the task again elsewhere. Others, such as the panic
-    of a tokenizer, become PanicError: ``except Exception`` does not catch them, and Dask cannot
-    send them to the client.
+    SystemExit would end the worker, and Dask would run the task again elsewhere. A panic is not
+    caught by ``except Exception``, and Dask cannot send it to the client.
     """
     try:
         yield
@@ -60,9 +58,7 @@ def as_errors() -> Iterator[None]:
 def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
     """Decorate a Dask task so that its errors show their message first, and the traceback last.
 
-    Dask shows the stack frames on the worker, and the frames of every cause, above the message.
-    This decorator moves them to a note below the message, which also names the task and its worker.
-    Outside of a Dask worker nothing changes.
+    On a worker, the stack frames become a note below the message, which names task and worker, too.
     """
 
     @functools.wraps(function)
@@ -87,10 +83,9 @@ def retire_on_broken_device(function: Callable[..., Result]) -> Callable[..., Re
     """Decorate a Dask task so that its worker is replaced if the task breaks the GPU.
 
     A worker with a broken CUDA context fails every task, and attracts more tasks because it fails
-    fast. So the worker moves its results to other workers and ends, its nanny (parent process)
-    starts a new process, and its tasks run again. A task that breaks the GPU of `MOST_ATTEMPTS`
-    processes fails with BrokenDeviceError, and so does a task in the client's process. Exceptions
-    that are not an ``Exception`` are converted by `as_errors`.
+    fast. So it moves its results to other workers and ends, its nanny starts a new process, and its
+    tasks run again. A task that breaks the GPU of `MOST_ATTEMPTS` processes fails with
+    BrokenDeviceError, and so does a task in the client's process.
     """
 
     @functools.wraps(function)
@@ -136,11 +131,7 @@ def _retire_or_fail(error: Exception) -> NoReturn:
 
 
 def _count_attempt(worker: Worker) -> int:
-    """Add 1 to the number of GPUs that the current task has broken, and return the number.
-
-    The scheduler keeps the number, because the task moves from worker to worker. When it reaches
-    `MOST_ATTEMPTS`, the scheduler's number is set to 0 again.
-    """
+    """Add 1 to the scheduler's count of GPUs that the current task has broken, and return it."""
     keys = [EVENT_TOPIC, str(worker.get_current_task())]
 
     async def count() -> int:
@@ -162,10 +153,7 @@ def _start_retiring(worker: Worker, reason: str) -> None:
 
 
 async def _retire(worker: Worker, reason: str) -> None:
-    """Move a worker's results to other workers, and close it, so that its nanny restarts it.
-
-    Results that cannot be moved are recomputed.
-    """
+    """Move a worker's results to other workers, and close it, so that its nanny restarts it."""
     from distributed.core import Status
 
     if worker.status == Status.closing_gracefully:  # another thread's task has begun this

@@ -22,20 +22,14 @@ _sharing = threading.Lock()
 
 
 def remember(name: str, value: object) -> None:
-    """Keep a secret in the memory of this process only, under a name that is not secret.
-
-    `value` is a token, or storage options for fsspec, which may hold keys of an object store.
-    `recall` returns it.
-    """
+    """Keep a secret in the memory of this process only, under a name that is not secret."""
     _secrets[name] = value
 
 
 def name_of_options(owner: str, options: Mapping[str, Any]) -> str:
-    """Return a name under which `remember` keeps storage options of fsspec, which may be secret.
+    """Return a name, which is not secret, under which `remember` keeps storage options of fsspec.
 
-    The name is not secret. It is `owner`, followed by a digest of the options if there are any,
-    because several clients may share a cluster, whose workers keep the secrets of all of them by
-    name.
+    It is `owner` and a digest of options, if any, because several clients may share a cluster.
     """
     return f"{owner} {_digest(repr(options))}" if options else owner
 
@@ -52,13 +46,9 @@ def recall(name: str, default: object = None) -> Any:
 
 
 def share_with_workers(names: Iterable[str]) -> None:
-    """Send the secrets that `remember` keeps under these names to all workers of the Dask client.
+    """Send secrets, by name, to all present and future workers of the current Dask client, if any.
 
-    Workers that join later get them, too. The client is the current one of distributed. Does
-    nothing without a client, for names without a secret, and for secrets that the client's
-    scheduler already has. Secrets are sent again if the scheduler was restarted, because it has
-    lost them. Raises RuntimeError if the client is asynchronous: this call must wait for its
-    workers.
+    Names without a secret are skipped. Raises RuntimeError if the client is asynchronous.
     """
     known = {name: value for name in names if (value := recall(name))}
     distributed = sys.modules.get("distributed")
@@ -88,8 +78,7 @@ def share_with_workers(names: Iterable[str]) -> None:
 def remember_token(name: str, token: str) -> None:
     """Keep the access token of one Hub repository in the memory of this process only.
 
-    `name` is a model's name, or ``datasets/`` and a dataset's name. White space around the token is
-    dropped. Raises ValueError, which does not show the token, if it is empty or malformed.
+    `name` is a model's name, or ``datasets/`` and a dataset's name.
     """
     token = token.strip()
     # The HTTP client prints a header that it refuses, so such a token must not reach it.
@@ -103,39 +92,30 @@ def remember_token(name: str, token: str) -> None:
 
 
 class TokenName(str):
-    """Name under which `token_for` finds a Hub repository's token.
-
-    It is used in storage options instead of the token itself, so that these are not secret.
-    """
+    """Name for `token_for`, which storage options hold in place of a Hub token."""
 
     __slots__ = ()
 
 
 def token_name(name: str) -> TokenName:
-    """Return a name to send to workers in place of this process's token for a Hub repository.
+    """Return a name to send to workers in place of this process's token for the repository `name`.
 
-    `name` is the repository's name, which is also the result if there is no token. `token_for`
-    returns the token for the result, here and on workers that have the token.
+    `token_for` returns the token for it. Without a token, the result is `name` itself.
     """
     token = recall(f"token of {name}")
     return TokenName(name if token is None else f"{name} {_digest(token)}")
 
 
 def token_for(name: str) -> str | None:
-    """Return the token that is remembered for a Hub repository, or None if there is none.
+    """Return the token that is remembered for a Hub repository; None: HF_TOKEN or the user's login.
 
-    None means that HF_TOKEN or the user's login is used. `name` is the repository's name, or the
-    result of `token_name`; if this process lacks the latter's token, it takes the one that it
-    remembers for the repository.
+    `name` is the repository's name, or a result of `token_name`.
     """
     return recall(f"token of {name}", recall(f"token of {name.partition(' ')[0]}"))
 
 
 def share_tokens_with_workers(names: Iterable[str]) -> None:
-    """Send the remembered tokens of these Hub repositories to all workers of the Dask client.
-
-    They are sent as by `share_with_workers`.
-    """
+    """Send the remembered tokens of these Hub repositories, as `share_with_workers` does."""
     names = [*names]
     share_with_workers(f"token of {name}" for name in {*names, *map(token_name, names)})
 

@@ -78,11 +78,7 @@ class FastTextOptions(LabelOptions):
     label_shares_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other.
-
-        Warns if the name of the model or file begins with "ultra-fineweb", but `preprocess` is
-        None.
-        """
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         if self.score_label is None and self.needs_score:
             raise ValueError(

