@@ -37,7 +37,7 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
         Column of scores: by default none, or "score" for regression.
     labels : list of str
         Labels in id order, for a client without the checkpoint, or instead of LABEL_0 and so on.
-        With them, the type is single-label unless `problem_type` is set.
+        With them, the checkpoint must be single-label, unless `problem_type` is set.
 
     Examples
     --------

@@ -332,7 +332,10 @@ def config_options() -> list[GroupedOption]:
 
 
 def other_settings(group: str, what: str) -> GroupedOption:
-    """Make the option --set NAME=VALUE, for settings that have no option of their own."""
+    """Make the option --set NAME=VALUE, for settings that have no option of their own.
+
+    `what` is the help's name for such a setting, and `group` the heading.
+    """
     text = f"Any other {what}; VALUE is JSON, or a text. Repeatable."
     names = ["--set", "others"]
     return GroupedOption(names, group=group, metavar="NAME=VALUE", multiple=True, help=text)

@@ -313,7 +313,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 
 
 class ModelFile(NamedTuple):
-    """Model that is a single file, such as fastText's, in a pinned repository or directory."""
+    """Model that is a single file, such as fastText's, in a repository or directory."""
 
     identity: Identity
     filename: str

@@ -47,8 +47,9 @@ def crossfit_batches(
     """Yield padded batches of tokenized texts, longest first, from CrossFit's SortedSeqLoader.
 
     The loader needs one padded rectangle of all texts, so memory grows with the number of texts
-    times the longest text. ``current_limits()`` is called before each batch. Raises ImportError if
-    CrossFit is missing or is another release.
+    times the longest text. Batches are padded on `side`, "left" or "right".
+    ``current_limits()`` is called before each batch. Raises ImportError at the first one if
+    CrossFit is missing, or another release than `SUPPORTED_VERSION`.
     """
     whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
     tensors = {"input_ids": whole.ids, "attention_mask": whole.mask}

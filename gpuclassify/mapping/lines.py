@@ -219,7 +219,7 @@ class LinesHead(Head):
 
     @property
     def list_size(self) -> int:
-        """Always 0, which means unknown: texts have any number of lines."""
+        """Length of lists in the columns: 0 (unknown), as texts have any number of lines."""
         return 0
 
     def fields(self) -> list[pa.Field]:

@@ -160,7 +160,7 @@ class SentenceModel:
     normalizes_cut: bool = False  # truncated embeddings are normalized again
 
     def prompt(self, name: str | None = None) -> str:
-        """Return the text of the prompt called `name`, or else of the default prompt, or else "".
+        """Return the text of the prompt `name`; if None, of the default prompt, or else "".
 
         Raises ValueError for an unknown name.
         """

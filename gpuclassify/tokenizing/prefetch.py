@@ -180,7 +180,7 @@ class TokenStream:
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of each text's used windows, int64 (texts,)."""
+        """Number of each text's used windows (all, or the first one), int64 (texts,)."""
         return np.concatenate([block.counts for block in self.blocks])
 
     @property

@@ -69,7 +69,7 @@ class Gpu:
 
     @property
     def visible_name(self) -> str:
-        """Name of this device in ``CUDA_VISIBLE_DEVICES``."""
+        """Entry of ``CUDA_VISIBLE_DEVICES`` for this device: a slice's UUID, or a GPU's index."""
         return self.uuid if self.is_slice else str(self.index)
 
     @property

@@ -117,6 +117,7 @@ class HostClient:
 def connect(path: Path, revision: str) -> Connection:
     """Connect to the host process of the fastText file at `path`; start it if it does not run.
 
+    `revision` distinguishes the file from earlier ones at this path, which have other processes.
     Waits until the model is loaded, and raises HostError if loading fails.
     """
     known_by = repr((str(path), revision, sys.executable))

@@ -405,9 +405,9 @@ class FastTextHead(LabelHead):
             self.check_labels(self.options.score_label)
 
     def _scores(self, values: Any) -> np.ndarray:
-        """Return the probability of `score_label` for each text or line; empty if it is None.
+        """Return the probability of `score_label` for each text or line; empty if it is not set.
 
-        It is 0 if the library does not return that label, and NaN if it returns none.
+        It is 0 if the library returns other labels only, and NaN if it returns none.
         """
         if isinstance(values, LineRecords):
             return values.scores

@@ -147,7 +147,7 @@ def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False
 
 
 class AegisHead(LabelHead):
-    """Head that converts the model's answers to columns of label, categories and raw answer."""
+    """Head that converts the model's answers to a label and, if set, categories and the answer."""
 
     @property
     def labels(self) -> list[str]:

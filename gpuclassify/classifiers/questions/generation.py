@@ -182,9 +182,9 @@ class SeenAnswers:
     def continuations(self) -> dict[Tokens, Tokens]:
         """Return a draft of the next tokens for each proper beginning of a counted answer.
 
-        It has at most `MOST_DRAFTED` tokens, from the most frequent answer with this beginning. An
-        answer's last token is not drafted, because the decoder predicts it when it verifies the
-        token before.
+        A draft is from the most frequent answer with this beginning, and has at most
+        `MOST_DRAFTED` tokens. An answer's last token is not drafted, because the decoder predicts
+        it when it verifies the token before.
         """
         rarest_first = reversed(self._counts.most_common())
         return {

@@ -57,7 +57,7 @@ class Prompt:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the literal texts, joined, in 64 hex digits, used to detect changes."""
+        """SHA-256 of the texts around the columns, in 64 hex digits, used to detect changes."""
         return hashlib.sha256("".join(self.literals).encode()).hexdigest()
 
     def filled(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> str:

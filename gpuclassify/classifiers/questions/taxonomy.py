@@ -103,7 +103,7 @@ class ExcerptRunner(ChoiceRunner):
         """Return the document unchanged, or its excerpts if it has over `most_chars` characters."""
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """Return the texts of a row's prompt columns, with excerpts in place of a long document."""
+        """Return the texts of a row's prompt columns; of a long document, its joined excerpts."""
         columns = [*super().columns_of(text)]
         columns[self._main] = self.excerpts(columns[self._main])
         return tuple(columns)

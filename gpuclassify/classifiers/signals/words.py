@@ -66,7 +66,7 @@ class Tokens:
         return self.table[name][self.ids]
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Sum each text's `values`, which are numbers or bool (tokens,), to int64 (texts,)."""
+        """Sum each text's `values`, which are integers or bool (tokens,), to int64 (texts,)."""
         return np.diff(running_sum(values)[self.starts])
 
     def joined(self, text: int) -> str:

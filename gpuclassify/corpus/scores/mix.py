@@ -437,7 +437,7 @@ class MixSettings(Declared):
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
-    """Count rows and tokens (the weight in `columns`) of each cell in one partition."""
+    """Count rows and tokens by cell, a combination of values of `by`, in one partition."""
     codes, cells = cells_of(frame, by)
     refuse_many(cells)
     weights = columns.weights(frame)

@@ -185,7 +185,7 @@ def weighted_quantiles(
     """Find the smallest scores whose cumulative weights reach `ranks`, for each column and group.
 
     `ranks` is a function from the total weight of a group's scores in a column to these cumulative
-    weights. For ``ranks = ceil(share * total)`` the scores are the quantiles
+    weights, whole numbers of at least 1. For ``ranks = ceil(share * total)`` the scores are
     ``numpy.quantile(scores, shares, weights=weights, method="inverted_cdf")``, without numpy's
     rounding errors. Null and NaN are ignored. The dataset is read twice for columns of float32, and
     four times for others, or more often if a pass would need more than `most_sums` sums of weights.

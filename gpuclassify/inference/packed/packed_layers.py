@@ -257,8 +257,8 @@ def _attend_by_products(
 ) -> torch.Tensor:
     """Compute attention by matrix products and a softmax, with sums in float32.
 
-    In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as in
-    transformers' eager attention. `mask` comes from `_mask`.
+    In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded to the
+    dtype of `query`, as in transformers' eager attention. `mask` comes from `_mask`.
     """
     texts = max(1, _MOST_SCORES // (query.shape[1] * query.shape[2] ** 2))
     if len(query) > texts:
