@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
-from gpuclassify.workers.machine import keep_freed_memory, usable_cores
+from gpuclassify.workers.machine import keep_freed_memory, threads_in, usable_cores
 
 # A task that holds the GIL (compiling, loading, pandas) delays heartbeats. Lost hosts are detected
 # by the TCP timeout below, so that this timeout only matters for hanging workers.
@@ -127,7 +127,7 @@ def dask_setup(service: Scheduler | Worker) -> None:
     if isinstance(service, Scheduler):
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)
         return
-    threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
+    threads = threads_in("OMP_NUM_THREADS")
     if threads <= 1:  # Dask's nanny has set it
-        threads = int(os.environ.get("SLURM_CPUS_PER_TASK") or 0)
+        threads = threads_in("SLURM_CPUS_PER_TASK")
     ProcessSettings(threads or None).setup(service)

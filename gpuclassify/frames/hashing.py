@@ -11,6 +11,8 @@ import pandas as pd
 
 from gpuclassify.frames import Frame, to_pandas
 
+_LARGEST = (1 << 64) - 1  # largest 64-bit integer, and the mask of 64 bits
+
 
 def mix64(values: Any) -> Any:
     """Hash a uint64 number or array to uint64 by SplitMix64's finalizer; numba can compile it.
@@ -31,8 +33,8 @@ def row_keys(seed: str, rows: np.ndarray) -> np.ndarray:
 def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
     """Return a random number for each row, uint64 (rows,), reproducible by `seed` and the row's id.
 
-    Equal ids give equal numbers in all string dtypes, and in all integer dtypes. Raises ValueError
-    for a row without an id.
+    Equal ids give equal numbers in all string dtypes, and in all integer dtypes; a column of
+    objects may hold both. Raises ValueError for a row without an id.
     """
     ids = to_pandas(frame[[id_field]])[id_field]
     if ids.isna().any():
@@ -40,8 +42,21 @@ def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
     if ids.dtype.kind in "iu":
         numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
     else:
-        numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
+        values = ids.astype(object).to_numpy()
+        is_integer = np.zeros(len(values), bool)
+        if ids.dtype == object and pd.api.types.infer_dtype(values) != "string":
+            is_integer[:] = [_is_integer(value) for value in values]
+        numbers = np.empty(len(values), np.uint64)
+        integers = [int(value) & _LARGEST for value in values[is_integer]]
+        numbers[is_integer] = np.array(integers, np.uint64)
+        numbers[~is_integer] = pd.util.hash_array(values[~is_integer], categorize=False)
     return row_keys(seed, numbers)
+
+
+def _is_integer(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return -(1 << 63) <= int(value) <= _LARGEST
 
 
 def uniform(keys: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ def resolve(
         raise ModelNotFoundError(f"{name} is a file: name the directory that holds the model")
     _check_repo_name(name)
     revision = revision or "main"
-    if is_commit(revision.lower()):
+    if is_commit(revision):
         commit = revision.lower()
     else:
         commit = _find_commit(name, revision, cache_dir)
@@ -118,8 +118,8 @@ def is_pinned(name: Location, revision: str | None) -> bool:
 
 
 def is_commit(revision: str | None) -> bool:
-    """Tell whether a revision is a full commit SHA: 40 hex digits, in lower case."""
-    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
+    """Tell whether a revision is a full commit SHA: 40 hex digits, in lower or upper case."""
+    return re.fullmatch("[0-9a-fA-F]{40}", revision or "") is not None
 
 
 def directory_digest(path: Location) -> str:

@@ -192,6 +192,16 @@ def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool =
         raise ValueError(f"{name}={value} must be at least {least}{cure}")
 
 
+def check_seed(seed: int, below: int = 1 << 32) -> None:
+    """Raise TypeError or ValueError unless `seed` is an int from 0 to `below` - 1.
+
+    The default limit is the one of NumPy's `RandomState` and of scikit-learn.
+    """
+    check_count("seed", seed, least=0)
+    if seed >= below:
+        raise ValueError(f"seed={seed} must be below {below}")
+
+
 def check_number(name: str, value: object, what: str = "a number") -> None:
     """Raise TypeError if `value` is neither an int nor a float; a bool is not accepted."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -36,6 +36,15 @@ def usable_cores() -> int:
     return min([cpu_count(), *(max(1, math.ceil(quota)) for quota in _quotas())])
 
 
+def threads_in(variable: str) -> int:
+    """Return the number of threads in an environment variable such as OMP_NUM_THREADS; 0 for none.
+
+    In a list of numbers, which OpenMP takes for nested levels, the first counts.
+    """
+    number = os.environ.get(variable, "").partition(",")[0].strip()
+    return int(number) if number.isdecimal() else 0
+
+
 def usable_memory() -> int:
     """Return the number of bytes of memory that this process may use, including memory in use."""
     from distributed.system import MEMORY_LIMIT

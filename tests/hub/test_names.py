@@ -106,6 +106,8 @@ def test_main_and_branches_resolve_to_commits(server, cache):
 def test_a_sha_resolves_without_a_request(server, cache):
     sha = "0123456789ABCDEFabcd0123456789abcdef0123"
     assert hub.resolve(NAME, sha, cache_dir=cache).revision == sha.lower()
+    assert hub.is_pinned(NAME, sha) and hub.is_pinned(NAME, sha.lower())
+    assert not hub.is_pinned(NAME, sha[:-1])
     assert server.requests == []
 
 

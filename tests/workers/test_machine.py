@@ -1,10 +1,14 @@
 """Memory and cores are those of the tightest control group above the process."""
 
 import os
+import sys
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from gpuclassify.classifiers.fasttext.runner import compute_threads
+from gpuclassify.cluster import preload
 from gpuclassify.cluster.sizing import cpu_cluster_options
 from gpuclassify.workers import machine
 from gpuclassify.workers.device_errors import free_host_bytes
@@ -96,3 +100,19 @@ def test_the_load_is_the_time_of_other_processes_since_the_meter_began(monkeypat
     load = machine.LoadMeter().read()
     assert load == machine.CpuLoad(4, 2, other_cores=1.5, load_average=5.0)
     assert (load.is_idle, load.idle_share, load.slowdown) == (False, 1.0, 1.75)
+
+
+@pytest.mark.parametrize(
+    ("value", "threads"),
+    [("3", 3), ("4,2", 4), (" 4 , 2", 4), ("0", 0), ("", 0), ("x", 0), ("-1", 0), ("²", 0)],
+)
+def test_variables_without_a_number_of_threads_leave_the_default(monkeypatch, value, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert machine.threads_in("OMP_NUM_THREADS") == threads
+    assert compute_threads() == (threads or machine.usable_cores())
+    settings = Mock()
+    monkeypatch.setattr(preload, "ProcessSettings", settings)
+    preload.dask_setup(Mock())
+    settings.assert_called_once_with(threads if threads > 1 else None)

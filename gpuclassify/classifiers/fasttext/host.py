@@ -118,13 +118,24 @@ def connect(path: Path, revision: str) -> Connection:
     """Connect to the host process of the fastText file at `path`; start it if it does not run.
 
     `revision` distinguishes the file from earlier ones at this path, which have other processes.
-    Waits until the model is loaded, and raises HostError if loading fails.
+    Waits until the model is loaded, and raises HostError if loading fails, or if the folder of the
+    socket cannot be used.
     """
     known_by = repr((str(path), revision, sys.executable))
-    socket_path = _sockets_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
-    lock = socket_path.with_suffix(".lock")
-    with lock.open("w") as file:
+    folder: Path | str = "the folder of temporary files"
+    try:
+        folder = _sockets_folder()
+        socket_path = folder / hashlib.sha256(known_by.encode()).hexdigest()[:16]
+        lock = socket_path.with_suffix(".lock")
+        file = lock.open("w")
         fcntl.flock(file, fcntl.LOCK_EX)  # all others wait here while the model is loaded
+    except OSError as err:
+        raise HostError(
+            f"{path.name} runs in a process with a lock file and a socket in {folder}, which "
+            f"cannot be used: {err}. Free space there, or set TMPDIR to a folder of this machine "
+            "where you may write"
+        ) from err
+    with file:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             return _connected(socket_path)
         _start(socket_path, lock, path)
@@ -190,7 +201,10 @@ def main(socket_path: Path, lock: Path, model: str) -> None:
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)
     socket_path.unlink(missing_ok=True)  # left by a host that was killed
-    listener.bind(str(socket_path))
+    try:
+        listener.bind(str(socket_path))
+    except OSError as err:  # which names no file
+        raise OSError(err.errno, err.strerror, str(socket_path)) from err
     listener.listen()
     if os.fork():
         os._exit(0)

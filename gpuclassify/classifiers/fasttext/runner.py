@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 import time
@@ -28,7 +27,7 @@ from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner
 from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
 from gpuclassify.models.tokenizer_backend import load_backend, panics_as_errors
-from gpuclassify.workers.machine import usable_cores
+from gpuclassify.workers.machine import threads_in, usable_cores
 from gpuclassify.workers.run_context import RunStats, advance
 
 # Maximum texts, and characters, per request, to limit the memory of copies.
@@ -214,8 +213,7 @@ def compute_threads() -> int:
     """Return torch's number of threads if it is imported, else OMP_NUM_THREADS or usable cores."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
-    threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number per nesting level
-    return int(threads or usable_cores())
+    return threads_in("OMP_NUM_THREADS") or usable_cores()
 
 
 def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:

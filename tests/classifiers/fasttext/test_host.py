@@ -1,6 +1,7 @@
 """One process holds a model for all of a machine, and what happens when somebody is killed."""
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -146,8 +147,39 @@ def test_sockets_have_short_paths_that_nobody_else_can_enter(model, monkeypatch,
         folder = Path(short, f"gpuclassify-{os.getuid()}")
         folder.mkdir()
         folder.chmod(0o755)  # whatever the umask is
-        with pytest.raises(PermissionError, match="open to other users"):
+        with pytest.raises(HostError, match=f"{folder} is open to other users"):
             HostClient(model, "r").warm_up()
+
+
+@pytest.mark.parametrize(
+    ("code", "owner", "call"),
+    [
+        (errno.EROFS, Path, "mkdir"),
+        (errno.ENOSPC, Path, "open"),
+        (errno.ENOLCK, host.fcntl, "flock"),
+    ],
+)
+def test_a_folder_of_sockets_that_cannot_be_used_is_named_with_the_reason(
+    model, monkeypatch, caplog, code, owner, call
+):
+    def fails(path, *arguments, **options):
+        raise OSError(code, os.strerror(code), None if call == "flock" else str(path))
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: folder)
+        with monkeypatch.context() as patch, pytest.raises(HostError) as caught:
+            patch.setattr(owner, call, fails)
+            HostClient(model, "r").predict(["buy"], 1)
+    assert f"{folder}/gpuclassify-{os.getuid()}" in str(caught.value)
+    assert os.strerror(code) in str(caught.value) and "memory" not in str(caught.value)
+    assert not caplog.text
+
+
+def test_a_socket_that_the_host_cannot_make_is_named_with_the_reason(model, tmp_path):
+    socket_path = tmp_path / "gone/socket"
+    words = rf"own.bin cannot be loaded: FileNotFoundError: .*No such file.*{socket_path}"
+    with pytest.raises(HostError, match=words):
+        host._start(socket_path, tmp_path / "lock", model)
 
 
 def test_without_the_library_the_message_names_what_to_install(model, monkeypatch):

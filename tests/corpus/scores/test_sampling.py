@@ -1,8 +1,10 @@
 """`sample`: exact counts, weights without bias, and the same rows however they are cut."""
 
+import itertools
 import json
 import logging
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -142,6 +144,23 @@ def test_the_numbers_of_ids_stay_the_same_next_year():
     numbers = rule.keys(pd.DataFrame({"id": pd.array([1, 2], "Int64")}))
     assert texts.tolist() == TEXT_KEYS
     assert numbers.tolist() == row_keys("0", np.array([1, 2])).tolist() == NUMBER_KEYS
+
+
+def test_integers_and_texts_in_a_column_of_objects_have_the_numbers_of_their_own_columns():
+    rule = sampling.Draw(1, (), None, 0.0, 1.0, "id", 0)
+    small, large = [5, -1, -(1 << 63)], [(1 << 64) - 1]
+    integers = [pd.Series(small), pd.Series(large, dtype="uint64"), pd.Series([7], dtype="Int32")]
+    texts, others = pd.Series(["5", "b"]), pd.Series([True, 1 << 64, 0.5], dtype=object)
+    alone = [rule.keys(pd.DataFrame({"id": ids})).tolist() for ids in (*integers, texts, others)]
+    ids = [*small, *large, np.int32(7), *texts, *others]
+    mixed = rule.keys(pd.DataFrame({"id": pd.Series(ids, dtype=object)})).tolist()
+    assert mixed == [*itertools.chain(*alone)]
+    assert mixed[0] != mixed[5]  # 5 and "5"
+    corpus = CORPUS.assign(id=range(ROWS))
+    parts = [corpus[:2_000], corpus[2_000:].astype({"id": object})]
+    with dask.config.set({"dataframe.convert-string": False}):
+        lazy = dd.from_map(lambda part: parts[part], [0, 1], meta=corpus[:0])
+    assert [*draw(lazy)["id"]] == [*draw(corpus)["id"]]
 
 
 TEXT_KEYS = [5468858448691611746, 6465079696760461959]

@@ -723,6 +723,7 @@ def test_nothing_to_learn_from(annotated, fit, column, rows, lazily):
         ({"kind": "mlp", "learning_rate": np.nan}, ValueError, "learning_rate=nan must be above"),
         ({"seed": "x"}, TypeError, "seed='x' is a str"),
         ({"seed": -1}, ValueError, "seed=-1 must be at least 0"),
+        ({"seed": 1 << 64}, ValueError, "seed=18446744073709551616 must be below"),
         ({"seed": None}, TypeError, "seed=None is a NoneType"),
         ({"embeddings": __file__}, FileExistsError, "test_trained_head"),
         ({"label_field": "topic", "task": "regression"}, TypeError, "'topic' holds .*, not num"),

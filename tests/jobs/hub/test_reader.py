@@ -94,9 +94,10 @@ def test_a_revision_means_one_commit_from_planning_on(hub, repo, options):
     repo.commit({"lines/0.jsonl": File(b'{"id": 0, "text": "other"}\n')}, "all else is gone")
     assert len(ddf.compute()) == 2 * FILES * 400
     assert len(read_files([f"{URL}/lines"], storage_options=options).compute()) == 1
-    old = [f"{URL}@{sha}/lines/*.jsonl"]
-    assert len(read_files(old, storage_options=options).compute()) == FILES * 400
-    assert all(f"@{sha}/" in file.path for file in find_files(old, options))
+    for revision in (sha, sha.upper()):
+        old = [f"{URL}@{revision}/lines/*.jsonl"]
+        assert len(read_files(old, storage_options=options).compute()) == FILES * 400
+        assert all(f"@{sha}/" in file.path for file in find_files(old, options))
 
 
 def test_a_job_goes_on_at_its_commit_and_at_no_other(repo, options, tmp_path):
@@ -109,7 +110,7 @@ def test_a_job_goes_on_at_its_commit_and_at_no_other(repo, options, tmp_path):
 
     first = job("main").run()
     sha = repo.sha_of("main")
-    for same in (sha, "refs/pr/1", "refs%2Fpr%2F1"):
+    for same in (sha, sha.upper(), "refs/pr/1", "refs%2Fpr%2F1"):
         assert job(same).run().resumed_parts == first.parts
     repo.commit(repo.tree() | {"new.txt": File(b"")}, "another commit")
     with pytest.raises(JobChangedError, match=repo.sha_of("main")):
