@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from gpuclassify.corpus.clusters.kmeans import (
     assign,
-    check_seed,
     fit_centroids,
     pack,
     take_sample,
@@ -33,7 +32,7 @@ from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.mapping.columns import check_are_new, check_is_there, list_sizes
 from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
-from gpuclassify.settings.checks import check_values, install, with_plain_values
+from gpuclassify.settings.checks import check_seed, check_values, install, with_plain_values
 from gpuclassify.settings.declared import Declared, declared, setting
 
 NUMBERS = np.dtype("<f4")  # dtype of centroids in a file

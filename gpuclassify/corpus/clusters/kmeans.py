@@ -11,19 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import Frame, backend_of, name_row
-from gpuclassify.settings.checks import check_count
 
 CENTROID_SAMPLES = 50  # minimum sampled embeddings per centroid if `n_clusters` is not set
 TILE_NUMBERS = 1 << 26  # numbers of a matrix product in memory at once: 256 MB
 _CANDIDATES = 3  # number of nearest centroids in float32 that are compared in float64
 _ROUNDING = 1e-5  # largest rounding error of a score in float32
-
-
-def check_seed(seed: int) -> None:
-    """Raise TypeError or ValueError unless scikit-learn takes this seed, 0 to 2**32 - 1."""
-    check_count("seed", seed, least=0)
-    if seed >= 1 << 32:
-        raise ValueError(f"seed={seed} must be below {1 << 32}")
 
 
 class Assigned(NamedTuple):

@@ -154,7 +154,7 @@ class ItemIndex:
         `min_words` words are left out. N-grams in more than `max_items` items are ignored; for this
         count, items of several sources with equal words are one item. `key_bits` is a bit mask of
         the hash keys; tests pass fewer bits to provoke collisions. Raises ValueError if no item has
-        `min_words` words, or if the words take 4 GB.
+        `min_words` words.
         """
         about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
         read = items.filter(pc.is_valid(items["text"])).combine_chunks()
@@ -189,8 +189,7 @@ class ItemIndex:
     def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
         """Return an index without the n-grams in the mask `is_boilerplate`, bool (ngrams,).
 
-        All items stay, even without n-grams. `reason` is a phrase that the report shows for the
-        n-grams left out, such as "in ignore=".
+        All items stay, even without n-grams. The report shows `reason`, such as "in ignore=".
         """
         ngrams, keep = self.ngrams, ~is_boilerplate
         kept = np.flatnonzero(keep)
@@ -241,11 +240,7 @@ class ItemIndex:
         return sum(array.nbytes for array in self.ngrams)
 
     def save(self, folder: Store) -> str:
-        """Write the index into a folder: n-grams and items as ``.npy`` files, and ``index.json``.
-
-        Earlier files with these names are replaced. Returns the index's digest, a SHA-256 over the
-        digests of the ``.npy`` files, which ``index.json`` contains, too.
-        """
+        """Write the index into a folder, as ``.npy`` files and ``index.json``; return a digest."""
         folder.make()
         digests = {}
         for name, array in self._arrays().items():
@@ -270,14 +265,8 @@ def open_index(store: Store) -> ItemIndex:
     """Check and open the index in a folder, mapped into memory that processes of a machine share.
 
     An index on another machine, or that other users can write, is copied once into the user's
-    folder for temporary files. The last four indexes are cached.
-
-    Raises
-    ------
-    FileNotFoundError
-        The folder has no ``index.json``.
-    ValueError
-        The index is of another version, damaged or incomplete, or its arrays contradict each other.
+    folder for temporary files. Raises FileNotFoundError without ``index.json``, and ValueError if
+    the index is damaged or of another version.
     """
     return _opened(store, store.read(ABOUT), store.stamp())
 
@@ -285,17 +274,13 @@ def open_index(store: Store) -> ItemIndex:
 def about_index(folder: Store) -> dict[str, Any]:
     """Read ``index.json`` of a saved index: its settings, counts, and the digests of its files.
 
-    Raises FileNotFoundError without such a file, and ValueError if it is damaged or of another
-    version.
+    Raises FileNotFoundError without it, and ValueError if it is damaged or of another version.
     """
     return _parse_about(folder, folder.read(ABOUT))
 
 
 def is_sound(folder: Store) -> bool:
-    """Return whether a folder has an index whose files all match the digests in ``index.json``.
-
-    Returns False for an index of another version, or without an index.
-    """
+    """Tell whether a folder has an index of this version, with files that match their digests."""
     try:
         digests = about_index(folder)["files"]
         return all(folder.digest(name) == digest for name, digest in digests.items())
@@ -339,11 +324,7 @@ def _digest_of(digests: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
-    """Open and check the index in the folder `store`; the last four are cached.
-
-    `content` is the content of its ``index.json``. `stamp` changes when a local folder is modified,
-    so that the folder is read again.
-    """
+    """Open and check an index; `stamp` changes when a local folder is modified."""
     about = _parse_about(store, content)
     folder = _local_folder(store, about)
     files = about["files"].items()
@@ -364,12 +345,7 @@ def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
 
 
 def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
-    """Return `store` if it is local and only this user can write it, else a private local copy.
-
-    `about` is the parsed ``index.json``. The copy stays in the user's folder for temporary files,
-    where later calls reuse it. Raises ValueError if a file to copy is missing or has another
-    SHA-256 than in `about`.
-    """
+    """Return `store` if it is local and only this user can write it, else a private local copy."""
     if isinstance(store, LocalStore):
         paths = [store.root, *map(store.path, about["files"])]
         if all(map(is_only_mine, paths)):
@@ -389,10 +365,7 @@ def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
 
 
 def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
-    """Return the array in the file `name`, one-dimensional and mapped into memory.
-
-    Raises ValueError if its SHA-256 is not `digest`, or if dtype or shape are not as in an index.
-    """
+    """Return the array in the file `name`, mapped into memory, after checking digest and dtype."""
     content = pa.memory_map(folder.path(name)).read_buffer()
     if hashlib.sha256(content).hexdigest() != digest:
         raise _unsound(folder, f"{name} is not as it was written")
@@ -493,9 +466,7 @@ def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ng
     """Return the arrays of an index for test items, given as normalized words.
 
     `data` has the words of all items as UTF-8 bytes, each followed by a space, and `offsets` the
-    byte offset of each item, and of the end. N-grams have `n` words; a shorter item is one n-gram.
-    An n-gram's key is its hash with only the bits of the mask `key_bits`. Raises ValueError if
-    `data` takes 4 GB.
+    byte offset of each item, and of the end. Raises ValueError if `data` takes 4 GB.
     """
     if len(data) >= MOST:
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
@@ -555,11 +526,7 @@ def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
 
 @compiled
 def _all_words(data, starts, table):
-    """Normalize the words of texts, given as UTF-8 bytes `data` and byte offsets `starts`.
-
-    `table` are the `Characters`. Returns the words as bytes, each followed by a space; the byte
-    offset of each text in them, and of the end; and each text's number of words.
-    """
+    """Normalize the words of texts; return their bytes, text offsets in them, and word counts."""
     content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
     offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
     room = new_words(0)
@@ -579,9 +546,8 @@ def _all_words(data, starts, table):
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
     """Assign numbers to distinct n-grams by first occurrence; fill the hash table `slots`.
 
-    `text`, `starts`, `sums` are words from `read_words`; `bounds`, each item's first word, and the
-    end. N-grams have `n` words, or all of a shorter item. `key_bits` masks keys. Returns numbers of
-    all `positions` n-grams, repeats too; and key, first word and width of each distinct n-gram.
+    `bounds` has each item's first word, and the end. Returns the numbers of all `positions`
+    n-grams, repeats too, and key, first word and width of each distinct n-gram.
     """
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
     first_words, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
@@ -614,12 +580,7 @@ def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
 
 @compiled
 def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
-    """Return whether two sequences of `width` words have equal bytes, spaces included.
-
-    They begin at the words with index `word` of `text` and `other_word` of `other_text`: uint8
-    arrays of words, each followed by a space. `starts` and `other_starts` are byte offsets of the
-    words, and of the end.
-    """
+    """Return whether the `width` words from `word` and from `other_word` on have equal bytes."""
     begin, end = np.int64(starts[word]), np.int64(starts[word + width])
     shift = np.int64(other_starts[other_word]) - begin
     if np.int64(other_starts[other_word + width]) - shift != end:
@@ -648,12 +609,7 @@ def _fill_bits(keys, bits):
 
 @compiled
 def _keys_at(first_words, width, text, starts, key_bits, table):
-    """Return the hash keys, uint64, of the n-grams of `width` words that begin at `first_words`.
-
-    `first_words` are indices of words; `text` has the bytes of all words, each followed by a space,
-    and `starts` their byte offsets. `table` are the `Characters` to normalize words, and `key_bits`
-    is the bit mask of the keys.
-    """
+    """Return the hash keys, uint64, of the n-grams of `width` words that begin at `first_words`."""
     keys, room, power = np.empty(len(first_words), np.uint64), new_words(0), power_of(width)
     for number in range(len(first_words)):
         word = np.int64(first_words[number])
@@ -669,10 +625,7 @@ def _block(key, bits):
 
 @compiled
 def _mask(key):
-    """Return the bits, at most three, that a key sets in its block of a Bloom filter, as uint64.
-
-    They are in one block of 64 bits, so that memory is read only once.
-    """
+    """Return the bits, at most three, that a key sets in its 64-bit block of a Bloom filter."""
     one, six = np.uint64(1), np.uint64(63)
     key >>= np.uint64(8)
     bits = one << (key & six) | one << (key >> np.uint64(6) & six)
@@ -681,12 +634,7 @@ def _mask(key):
 
 @compiled
 def _find_hits(data, starts, table, ngrams):
-    """Find n-grams in texts by hash key, then compare word by word; return the arrays of `Hits`.
-
-    `data` has the UTF-8 bytes of all texts, `starts` the byte offset of each, and of the end.
-    `table` are the `Characters` to normalize words. The arrays, int64 (hits,), are the text's row,
-    the index in `ngrams`, and the bytes of the text at which the n-gram begins and ends.
-    """
+    """Find n-grams in texts by hash key, then compare word by word; return the arrays of `Hits`."""
     hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
     room, proposed = new_words(0), np.empty(0, np.int64)
     for text in range(len(starts) - 1):
@@ -710,9 +658,7 @@ def _find_hits(data, starts, table, ngrams):
 def _propose(sums, words, width, key_bits, bits, proposed):
     """Write the indices of the words whose n-gram passes the Bloom filter `bits` to `proposed`.
 
-    An n-gram begins at its word and has `width` words. `sums` has the hashes of the text's `words`
-    words as prefix sums from `read_words`, and `key_bits` is the bit mask of keys. Returns the
-    number of these candidates, which `_decide` looks up in the hash table.
+    Returns their number.
     """
     power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
     positions = np.uint64(max(0, words - width + 1))
@@ -731,9 +677,8 @@ def _propose(sums, words, width, key_bits, bits, proposed):
 def _decide(proposed, width, words, room, ngrams, text, hits, count):
     """Look up some n-grams of a text in the index `ngrams`; append those found to `hits`.
 
-    They have `width` words and begin at the indices `proposed` of the `words` words in `room`, from
-    `read_words`. A column of `hits` has `text` (row), n-gram, begin and end in bytes; `count`
-    columns are in use. Returns the new count, and `hits`, or a larger copy if it was full.
+    They begin at the words `proposed`. Returns the new count, and `hits`, or a larger copy if it
+    was full.
     """
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
     for word in proposed:

@@ -40,9 +40,8 @@ class Fields:
     def find_columns(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
         """Return the text columns among `columns`, and the id column, or None without ids.
 
-        The default id column is not used if it is a text column. Raises ValueError if all text
-        columns, or the column `row_id`, are missing. `source` names the file or frame in the
-        message.
+        Raises ValueError if all text columns, or the column `row_id`, are missing. `source` names
+        the file or frame in the message.
         """
         texts = [name for name in self.texts if name in columns]
         if not texts:
@@ -60,10 +59,9 @@ class Fields:
         """Return the test items in a pandas frame: one per row if joined, else one per text.
 
         The table has ``source`` (the same for all), ``id`` and ``text``, null for a null text.
-        Joined texts are separated by newlines; null and empty ones are left out. Without an id
-        column, the id is the row's number, counted from `first_row`. With several items per row,
-        the id is followed by "/" and the column's name. Raises ValueError for missing columns, and
-        TypeError for a text column without strings.
+        Joined texts are separated by newlines. Without an id column, the id is the row's number,
+        counted from `first_row`. With several items per row, the id is followed by "/" and the
+        column's name.
         """
         names, row_id = self.find_columns([*frame.columns], source)
         backend = backend_of(frame)
@@ -109,8 +107,7 @@ class ItemFiles:
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
         """Yield tables of the test items in the files, with ``source``, ``id`` and ``text``.
 
-        `fields` names the columns to read. The source is the file's name, or its path if several
-        files have the same name.
+        The source is the file's name, or its path if several files have the same name.
         """
         for path, source, texts, row_id in self._columns(fields):
             columns = [*texts, *([] if row_id is None else [row_id])]
@@ -121,19 +118,12 @@ class ItemFiles:
                 row += len(frame)
 
     def check(self, fields: Fields) -> None:
-        """Raise ValueError unless every file has a text column of `fields`, and its id column.
-
-        One of several text columns is enough, and ids are needed only if `fields` names them.
-        Raises UnreadableInputError for files that are missing or cannot be read.
-        """
+        """Raise an error unless all files exist, and have the columns that `fields` needs."""
         for _ in self._columns(fields):
             pass
 
     def _columns(self, fields: Fields) -> Iterator[tuple[str, str, list[str], str | None]]:
-        """Yield each file's path, benchmark name, text columns, and id column or None.
-
-        The benchmark is named after the file, or after its path if file names repeat.
-        """
+        """Yield each file's path, benchmark name, text columns, and id column or None."""
         paths = [file.path for file in self._files()]
         names = [posixpath.basename(redacted(path)) for path in paths]
         for path, name in zip(paths, names, strict=True):
@@ -146,9 +136,8 @@ class ItemFiles:
 class ItemFrame:
     """Test items in a pandas frame, with its SHA-256 and number of rows.
 
-    `digest` is the SHA-256 of column names and of values as texts; objects with equal digests are
-    equal. `frame` is None in a copy sent to workers, which read the items from a saved index
-    instead.
+    Objects with equal digests are equal. `frame` is None in a copy sent to workers, which read the
+    items from a saved index instead.
     """
 
     digest: str
@@ -157,10 +146,7 @@ class ItemFrame:
 
     @classmethod
     def of(cls, frame: Any) -> ItemFrame:
-        """Make an `ItemFrame` from a pandas or cudf frame of test items.
-
-        Raises TypeError for a Dask frame, which would have to be computed.
-        """
+        """Make an `ItemFrame` from a pandas or cudf frame; raise TypeError for a Dask frame."""
         import pandas as pd
 
         if is_dask_frame(frame):
@@ -180,10 +166,7 @@ class ItemFrame:
         return f"<frame of {self.rows:,} items>"
 
     def check(self, fields: Fields) -> None:
-        """Raise ValueError unless the frame has a text column of `fields`, and its id column.
-
-        One of several text columns is enough, and ids are needed only if `fields` names them.
-        """
+        """Raise ValueError unless the frame has the columns that `fields` needs."""
         fields.find_columns([*self.frame.columns], "the frame of items")
 
     def identity(self) -> dict[str, str]:
@@ -191,18 +174,12 @@ class ItemFrame:
         return {"frame": self.digest}
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
-        """Yield a single table of the frame's test items, with ``source``, ``id`` and ``text``.
-
-        `fields` names the columns to read. The source of all items is "frame".
-        """
+        """Yield a single table of the frame's test items, whose ``source`` is "frame"."""
         yield fields.items(self.frame, "frame")
 
 
 def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
-    """Return all test items in one table with ``source``, ``id`` and ``text``.
-
-    `fields` names the columns to read. Raises UnreadableInputError if there are no items.
-    """
+    """Return all test items, at least one, in one table with ``source``, ``id`` and ``text``."""
     table = pa.concat_tables([ITEM.empty_table(), *against.tables(fields)])
     if not len(table):
         raise UnreadableInputError(f"against={against!r} has no items: its files are empty")
@@ -212,8 +189,7 @@ def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
 def as_items(against: Any) -> ItemFiles | ItemFrame:
     """Convert the setting `against` (paths or a frame) to files or a frame of test items.
 
-    The folder of a saved index also becomes `ItemFiles`. Files are not opened. Raises TypeError for
-    other values, such as an empty list or a Dask frame.
+    The folder of a saved index also becomes `ItemFiles`. Files are not opened.
     """
     if isinstance(against, ItemFiles | ItemFrame):
         return against

@@ -85,9 +85,7 @@ class DecontaminateFiles(Pipeline):
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
         """Return the job's reader, the stages between, and its writer.
 
-        The stage that finds test items reads its index from the writer's output. Raises ValueError
-        if the test items lack columns, or a saved index has other settings, UnreadableInputError if
-        their files cannot be read, and TypeError as `mapper` and `Pipeline.parts` do.
+        The stage that finds test items reads its index from the writer's output.
         """
         reader, stages, writer = super().parts()
         mapper = self.mapper
@@ -106,9 +104,7 @@ class DecontaminateFiles(Pipeline):
         """Build and save the index of test items, unless the output has an undamaged one.
 
         If the mapper's test items are a saved index, its content is used. N-grams in too many
-        documents of a sample are left out. A damaged index is removed, with a warning in Python's
-        log. `steps` reports progress to the user. `is_done` is not used: a missing index is also
-        built if all documents are written.
+        documents of a sample are left out. A missing index is also built if `is_done`.
         """
         directory = job.directory
         folder = directory.below(INDEX)
@@ -131,10 +127,7 @@ class DecontaminateFiles(Pipeline):
         index.save(folder)
 
     def numbers(self, summary: JobSummary) -> list[str]:
-        """Return lines to print at the end: counts of rows, items found by benchmark, and drops.
-
-        Drops are rows that a stage dropped or would drop, by reason.
-        """
+        """Return lines to print at the end: counts of rows, items found by benchmark, and drops."""
         stage = next(stage for stage in summary.stages.values() if "contamination" in stage)
         counts = stage["contamination"]
         found = counts["documents"][""]

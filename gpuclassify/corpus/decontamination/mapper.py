@@ -177,10 +177,7 @@ class Decontaminate(Declared, RowWiseMap):
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
 
     def check_together(self) -> None:
-        """Raise ValueError if settings are invalid, or contradict each other.
-
-        Such are `min_words` above `ngram`, a `threshold` of 0, and `kept_text_field` without `cut`.
-        """
+        """Raise ValueError if settings are invalid, or contradict each other."""
         check_decision(self)
         if not self.against_field:
             raise ValueError("against_field=[] names no column: pass that of the items' text")
@@ -218,11 +215,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def cut_field(self) -> str | None:
-        """Name of the output column of cut texts; None unless ``cut=True``.
-
-        A cut text lacks the passages that the document shares with test items whose overlap reaches
-        `threshold`.
-        """
+        """Name of the output column of texts without passages; None unless ``cut=True``."""
         return (self.kept_text_field or "kept_text") if self.cut else None
 
     def schema(self) -> pa.Schema:
@@ -248,11 +241,7 @@ class Decontaminate(Declared, RowWiseMap):
         return (ContaminationReport(),)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, by name.
-
-        ``against`` is the repr of the test items, and ``items`` a SHA-256 of them and of the
-        index's settings. Files of items count by path, size and version.
-        """
+        """Return settings that change results, and a digest of test items and index settings."""
         against, items = repr(self.against), f"sha256:{self._key()}"
         return {**super().identity(), "against": against, "items": items}
 
@@ -265,12 +254,7 @@ class Decontaminate(Declared, RowWiseMap):
     # Methods for the client.
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError or TypeError unless the frame fits the settings.
-
-        It needs a text column of strings, and no column with the name of an output column, unless
-        `overwrite` is set. Cut texts may replace the text column in any case. Output columns need
-        different names.
-        """
+        """Raise ValueError or TypeError unless columns and their types fit the settings."""
         columns, backend = list(frame.columns), backend_of(frame)
         check_is_there(self.text_field, columns, "text_field")
         backend.check_text_column(frame, self.text_field)
@@ -287,16 +271,13 @@ class Decontaminate(Declared, RowWiseMap):
         """Build the index of test items in its folder, unless the folder has an undamaged one.
 
         If `against` names the folder of an index, it is used as it is: raises ValueError if its
-        settings differ, or if `ignore` is set. After `at` or an earlier call, nothing is done.
+        settings differ. After `at`, nothing is done.
         """
         if "_folder" not in vars(self):
             self._set("_folder", self._built())
 
     def keeping(self, field: str) -> Decontaminate:
-        """Return a copy that writes the filter's decision to the column `field`, and drops no row.
-
-        Raises ValueError if no filter is set.
-        """
+        """Return a copy that writes the filter's decision to column `field`, and drops no row."""
         made = replace(self, keep_field=field)
         return made.at(vars(self)["_folder"]) if "_folder" in vars(self) else made
 
@@ -307,10 +288,7 @@ class Decontaminate(Declared, RowWiseMap):
         return moved
 
     def build(self) -> ItemIndex:
-        """Read the test items, and return their index without the n-grams of `ignore`.
-
-        The index is not saved.
-        """
+        """Read the test items; return their index, not saved, without the n-grams of `ignore`."""
         index = ItemIndex.build(
             read_items(self.against, self.item_columns),
             ngram=self.ngram,
@@ -333,10 +311,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def saved(self) -> Store | None:
-        """Folder of a saved index, if `against` names one instead of test items; else None.
-
-        Each access looks for ``index.json`` in the folder.
-        """
+        """Folder of a saved index, if `against` names one instead of test items; else None."""
         if isinstance(self.against, ItemFiles) and len(self.against.paths) == 1:
             path = self.against.paths[0]
             if file_format(path) or (path.startswith(HTTP) and "?" in path):  # a file, not a folder
@@ -367,11 +342,7 @@ class Decontaminate(Declared, RowWiseMap):
         return folder
 
     def _key(self) -> str:
-        """Return the SHA-256 of test items and index settings; its first half names the folder.
-
-        Files of items count by path, size and version, and a saved index by its digest. The result
-        is cached in this object.
-        """
+        """Return the SHA-256 of test items and index settings; its first half names the folder."""
         # The digest is pickled with the mapper, because files must not change during a run.
         if "_items" not in vars(self):
             saved = self.saved
@@ -392,20 +363,14 @@ class Decontaminate(Declared, RowWiseMap):
         return backend_of(frame).with_columns(empty, arrays, schema, self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype for new string columns.
-
-        It is the dtype of the text column if that is a string dtype, else the library's default.
-        """
+        """Return the dtype for new string columns: the text column's, or the library's default."""
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     # Methods for workers.
 
     @property
     def index(self) -> ItemIndex:
-        """Index of test items, mapped into memory; `prepare` is called first.
-
-        Raises FileNotFoundError if this machine cannot reach it, and ValueError if it is damaged.
-        """
+        """Index of test items, mapped into memory; `prepare` is called first."""
         self.prepare()
         folder: Store = vars(self)["_folder"]
         try:
@@ -417,12 +382,7 @@ class Decontaminate(Declared, RowWiseMap):
             ) from err
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return a frame, pandas or cudf, with the output columns, less the rows that are dropped.
-
-        The filter `filter_by`, if set, drops rows unless `keep_field` is set. New string columns
-        get the dtype `meta_dtypes`; if it is None, the dtype is chosen by the method of this name.
-        Texts are searched on the host. Counts for a job's report are recorded if a job is running.
-        """
+        """Return the frame with the output columns, less the rows that the filter drops."""
         backend, schema = backend_of(frame), self.schema()
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         arrays, keep = self.compute(backend.text_array(frame, self.text_field))
@@ -433,9 +393,8 @@ class Decontaminate(Declared, RowWiseMap):
         """Find test items in texts; return the output columns by name, and a mask of texts to keep.
 
         The mask is bool (texts,), all true without a filter. It has the filter's decision also with
-        `keep_field`, although no row is to be dropped then. Null texts get null in all columns but
-        `keep_field`, and no filter keeps them. Counts and examples for a job's report are recorded
-        if a job is running.
+        `keep_field`, although no row is to be dropped then. Counts and examples for a job's report
+        are recorded if a job is running.
         """
         started, index = time.perf_counter(), self.index
         hits = index.hits(texts)
@@ -494,11 +453,7 @@ def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
 
 
 def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.ListArray:
-    """Group values into a list for each document, null for documents in the mask `is_null`.
-
-    `documents` has the row of each value's document, ascending. Other documents without values get
-    an empty list.
-    """
+    """Group values, sorted by `documents`, into a list for each document; null if `is_null`."""
     sizes = np.bincount(documents, minlength=len(is_null))
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))

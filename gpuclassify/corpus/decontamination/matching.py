@@ -32,18 +32,12 @@ class Matches(NamedTuple):
         return Matches(*(values[mask] for values in self))
 
     def worst(self) -> Matches:
-        """Return, for each document with matches, the match with the largest overlap.
-
-        Of several, it is the one of the first item.
-        """
+        """Return, for each document with matches, the first match with the largest overlap."""
         return self.select(np.append(True, np.diff(self.documents) > 0)[: len(self.documents)])
 
 
 def match_items(index: ItemIndex, hits: Hits) -> Matches:
-    """Find the test items that documents share n-grams with, and compute the overlaps.
-
-    `hits` are all occurrences of the index's n-grams in the documents.
-    """
+    """Compute overlaps of documents with test items from all `hits` in the documents."""
     ngrams, items = len(index.ngrams.keys), len(index.ngrams.counts)
     pairs = distinct(hits.documents * ngrams + hits.ngrams)
     rows, owners = _owners(index, pairs % max(1, ngrams))
@@ -60,9 +54,9 @@ def find_passages(
 ) -> Spans:
     """Return each document's passages that consist of n-grams of the items matched with it.
 
-    `matches` has the pairs of document and item, and `hits` all occurrences of the index's n-grams
-    in `texts`. The passages are spans without labels, with start and end in characters. N-grams
-    make one passage if they overlap, or follow each other without a character between them.
+    `hits` are all occurrences of the index's n-grams in `texts`. The passages are spans without
+    labels, with start and end in characters. N-grams, also of different items, make one passage if
+    they overlap, or follow each other without a character between them.
     """
     items = len(index.ngrams.counts)
     rows, owners = _owners(index, hits.ngrams)
@@ -81,8 +75,8 @@ def find_passages(
 def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin: int) -> str:
     """Remove passages, and `margin` characters on both sides of each, from a text.
 
-    Passages are tuples of start and end in characters and a third value, which is not used, in
-    order. The remaining pieces that are not empty are joined by newlines.
+    Passages are tuples of start and end in characters and an unused value, in order. The remaining
+    pieces, unless empty, are joined by newlines.
     """
     kept, at = [], 0
     for start, end, _ in passages:
@@ -92,11 +86,7 @@ def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin:
 
 
 def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions in `ngrams`, ascending, and the index of an item for each.
-
-    `ngrams` are indices of n-grams. A position is repeated for each item with its n-gram. Both
-    arrays are int64 (pairs,).
-    """
+    """Return positions in `ngrams`, one for each item with the n-gram, and these items' indices."""
     starts = index.ngrams.owner_starts.astype(np.int64, copy=False)
     sizes = starts[ngrams + 1] - starts[ngrams]
     rows = np.repeat(np.arange(len(ngrams)), sizes)
@@ -106,11 +96,10 @@ def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @compiled
 def _character_offsets(data, starts, documents, begins, ends):
-    """Return the starts and ends of passages in UTF-8 texts as character offsets.
+    """Convert the starts and ends of passages in UTF-8 texts from bytes to characters.
 
-    `data` has the bytes of all texts, and `starts` the byte offset of each text. Passage i is in
-    the text `documents[i]`, from byte `begins[i]` to `ends[i]` of that text. Passages are sorted,
-    and do not overlap. Both results are new arrays, int64 (passages,).
+    Passage i is in the text `documents[i]`; its offsets count from the beginning of that text.
+    Passages are sorted, and do not overlap.
     """
     first, last = np.empty(len(begins), np.int64), np.empty(len(begins), np.int64)
     at, count, document = 0, 0, -1

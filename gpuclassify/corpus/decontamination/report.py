@@ -44,12 +44,7 @@ class ItemOutcomes(TextOutcomes):
     worst: dict[str, list[list[Any]]] = field(kw_only=True)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the passages in `worst`, by benchmark, as ``{"labels": worst, "dropped": {}}``.
-
-        A passage is a pair of its overlap with a test item and a text with two lines, passage and
-        item. The entry ``dropped``, for examples by reason to drop rows, is empty. `most` is not
-        used, because `worst` is already limited.
-        """
+        """Return the passages in `worst` as ``{"labels": worst, "dropped": {}}``."""
         return {"labels": self.worst, "dropped": {}}
 
 
@@ -65,7 +60,7 @@ def worst_passages(
     `worst` has one match for each document. `passages` are three arrays, sorted by document: row of
     the text, start and end in characters. The result has, by benchmark, lists of the overlap and a
     text with two lines: the beginning of the document's text from its first passage on, and the
-    item's beginning. Overlaps are in descending order. Benchmarks without a match are absent.
+    item's beginning.
     """
     groups: dict[str, list[list[Any]]] = {}
     for match in np.argsort(-worst.shares, kind="stable").tolist() if most else ():
@@ -82,12 +77,10 @@ def worst_passages(
 def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[str, Any]:
     """Count contaminated documents by benchmark ("" for all) and by test item, for the report.
 
-    `reached` are the `matches` that reach the threshold. Of the result's entries, ``documents`` has
-    the number of documents in `reached` by benchmark, and ``items`` the number of documents by
-    benchmark (without "") and item id. ``shares`` is, by benchmark, a histogram of the documents in
-    `matches` by their largest overlap: counts by number of the bin, as text, in twentieths, without
-    empty bins; the last bin, "20", has the documents that contain all n-grams of an item.
-    Benchmarks without `matches` are absent.
+    `reached` are the `matches` that reach the threshold. The result's ``documents`` are the numbers
+    of documents in `reached` by benchmark, and ``items`` by benchmark (without "") and item id.
+    ``shares`` is, by benchmark, a histogram of the documents in `matches` by their largest overlap,
+    in twentieths: counts by number of the bin, as text, without empty bins.
     """
     counts: dict[str, Any] = {"documents": {}, "items": {}, "shares": {}}
     for name, source_matches, source_reached in _by_source(index, matches, reached):
@@ -101,11 +94,7 @@ def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[
 
 
 def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
-    """Yield tuples: a benchmark's name, then its matches in each of the sets `matches`.
-
-    The first tuple has the name "" and all matches. The others are of the benchmarks that have
-    a match in the first set.
-    """
+    """Yield "" and the sets `matches`, then each benchmark in the first set and its matches."""
     yield ("", *matches)
     sources = [
         np.array(index.items["source"].take(pa.array(group.items)).to_pylist(), dtype=object)
@@ -129,13 +118,11 @@ class ContaminationReport(ReportPart):
     ) -> dict[str, Any]:
         """Return counts of test items for ``report.json``, as the entry ``contamination``.
 
-        Empty if no stage has searched for test items; if several have, the first one counts.
-        `directory` is the output, `job` the content of its ``job.json``, and `stages` the counts by
-        stage. In the entry, ``rows`` is the number of rows searched, ``documents`` of contaminated
-        documents, ``benchmarks`` has items, items found and documents by benchmark, and ``falls``
-        has, by benchmark and for all (""), a list of 21 counts: documents that share n-grams, and
-        have an overlap of at least 0, 1, ... 20 twentieths. ``settings``, ``boilerplate`` and
-        ``digest`` describe the index.
+        Empty if no stage has searched for test items. In the entry, ``rows`` is the number of rows
+        searched, ``documents`` of contaminated documents, ``benchmarks`` has items, items found and
+        documents by benchmark, and ``falls`` has, by benchmark and for all (""), a list of 21
+        counts: documents that share n-grams, and have an overlap of at least 0, 1, ... 20
+        twentieths. ``settings``, ``boilerplate`` and ``digest`` describe the index.
         """
         found = next((counts for counts in stages.values() if "contamination" in counts), None)
         if found is None:
@@ -171,11 +158,7 @@ class ContaminationReport(ReportPart):
         return {"contamination": contamination}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return sections of the HTML report about items found, and the largest overlaps.
-
-        `report` is the content of ``report.json``; without its entry ``contamination``, nothing is
-        added to the page.
-        """
+        """Return sections of the HTML report about items found, and the largest overlaps."""
         found = report.get("contamination")
         if found is None:
             return PagePart()
@@ -192,8 +175,7 @@ class ContaminationReport(ReportPart):
 def _index_counts(directory: Store) -> dict[str, Any]:
     """Read counts of items and boilerplate, and the digest, of the index in an output directory.
 
-    They are ``sources``, by benchmark, ``boilerplate``, by reason, and ``digest``. Without a
-    readable index, counts are empty, and the digest is None.
+    Without a readable index, counts are empty, and the digest is None.
     """
     try:
         about = unsealed(directory.read(f"{INDEX}/{ABOUT}")) or {}
@@ -213,11 +195,7 @@ def _index_counts(directory: Store) -> dict[str, Any]:
 
 
 def _blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return tables of the test items found, and a text for the appendix of a paper.
-
-    `found` is the entry ``contamination`` of ``report.json``. The text is from `appendix`. N-grams
-    that are boilerplate are in tables to unfold.
-    """
+    """Return tables of the test items found, and a text for the appendix of a paper."""
     items, falls = [], found["falls"]
     for name, counts in found["benchmarks"].items():
         most = ", ".join(f"{item} ({documents:,})" for item, documents in counts["most"])
@@ -250,11 +228,7 @@ def _blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def _worst(groups: Mapping[str, Any]) -> Section:
-    """Return a section with the passages of the largest overlaps, next to the test items.
-
-    `groups` maps each benchmark to its list from `worst_passages`: pairs of the overlap and a text
-    with two lines, passage and item.
-    """
+    """Return a section with the passages of the largest overlaps, next to the test items."""
     blocks: list[Block] = []
     header = ("share", "document, from the passage on", "item")
     for benchmark, pairs in sorted(groups.items()):
@@ -264,10 +238,7 @@ def _worst(groups: Mapping[str, Any]) -> Section:
 
 
 def appendix(found: Mapping[str, Any]) -> str:
-    """Describe method and results in sentences for the appendix of a paper.
-
-    `found` is the entry ``contamination`` of ``report.json``.
-    """
+    """Describe method and results in sentences for the appendix of a paper."""
     settings, benchmarks = found["settings"], found["benchmarks"]
     least, most = int(settings["min_words"]), int(settings["ngram"]) - 1
     shorter = "Items of fewer words were left out. "

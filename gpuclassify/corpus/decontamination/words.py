@@ -97,8 +97,8 @@ def _fold(char: str) -> str:
 def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     """Return the UTF-8 bytes of all texts, uint8, and the byte offset of each, int64 (texts + 1,).
 
-    The last offset is the end of the last text. A null is an empty text. For a slice, the bytes
-    are those of the whole array, so that the first offset may be above 0.
+    The last offset is the end of the last text. A null is an empty text. For a slice, the first
+    offset may be above 0.
     """
     texts = texts.fill_null("")
     offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])
@@ -108,11 +108,7 @@ def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 
 @compiled
 def new_words(size):
-    """Allocate five buffers for the words that `read_words` finds in `size` bytes of text.
-
-    They are for the words' bytes (uint8), their offsets (int64), sums of hashes (uint64), and the
-    positions in the text at which words begin and end (int64).
-    """
+    """Allocate five buffers for the words that `read_words` finds in `size` bytes of text."""
     words = size // 2 + 2 * _ROOM
     text = np.empty(size + size // 4 + 2 * _ROOM, np.uint8)
     starts, sums = np.empty(words, np.int64), np.empty(words, np.uint64)
@@ -125,10 +121,9 @@ def read_words(data, table, room):
 
     `data` is the text as UTF-8 bytes. The buffers are the words' bytes, each word followed by a
     space; the offset of each word in them, and of the end; prefix sums of the words' hashes, for
-    `ngram_key`; and the byte offsets in the text at which each word begins and ends. `table` are
-    the `Characters`. `room` has buffers from `new_words` to write to, whose content is lost; larger
-    ones are allocated if they are too small. Entries of the buffers after the last word have no
-    meaning.
+    `ngram_key`; and the byte offsets in the text at which each word begins and ends. Entries after
+    the last word have no meaning. The buffers are `room`, from `new_words`, or larger ones if it is
+    too small.
     """
     size = len(data)
     while True:
@@ -152,8 +147,7 @@ def ngram_key(sums, first, width, power):
     """Return the hash (uint64) of the `width` words from index `first` on, in constant time.
 
     It is a polynomial hash of the words' hashes modulo 2**64, plus `width`, mixed by `murmur64`.
-    `sums` are the prefix sums of the words' hashes from `read_words`, and `power` is
-    ``power_of(width)``.
+    `sums` are from `read_words`, and `power` is ``power_of(width)``.
     """
     stop = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
     return murmur64(sums[stop] - sums[np.uint64(first)] * power + np.uint64(width))
@@ -161,10 +155,7 @@ def ngram_key(sums, first, width, power):
 
 @compiled
 def power_of(width):
-    """Return the factor of `ngram_key` for n-grams of `width` words.
-
-    It is ``_START ** width`` modulo 2**64, where ``_START`` is the base of the hash.
-    """
+    """Return ``_START ** width`` modulo 2**64, the factor of `ngram_key`."""
     power = np.uint64(1)
     for _ in range(width):
         power *= _START
@@ -173,12 +164,7 @@ def power_of(width):
 
 @compiled
 def _fill_words(data, table, text, starts, hashes, begins, ends):
-    """Write a text's normalized words to the buffers `text` to `ends`, from `new_words`.
-
-    `data` is the text as UTF-8 bytes, and `table` the `Characters`. `text` gets the words' bytes,
-    `starts` their offsets, `hashes` their hashes, and `begins` and `ends` the bytes of `data` where
-    words begin and end. Returns the number of words, or -1 if a buffer is too small.
-    """
+    """Write a text's words to buffers; return their number, or -1 if a buffer is too small."""
     marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
     waiting, count, size, at = 0, 0, 0, 0
     state, word = _GAP, _START
@@ -240,9 +226,7 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
 def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
     """Read words from byte `at` of a text up to a non-ASCII character, its end, or full buffers.
 
-    `quick` is the table of `Characters`; `data` to `ends` are as in `_fill_words`. So far, `count`
-    words and `size` bytes are written. `word` is the hash of the unfinished word, and `state` is
-    ``_WORD`` in a word, else ``_GAP``. Returns new values of `at` to `state`.
+    `word` is the hash of the unfinished word. Returns new values of `at` to `state`.
     """
     one, stop, most = np.uint64(1), np.uint64(len(data)), np.uint64(len(starts) - _ROOM)
     at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # no sign tests
@@ -278,11 +262,7 @@ def _end_word(word, text, size, starts, hashes, count):
 
 @compiled
 def _write(code, word, text, size):
-    """Write a code point as UTF-8 at the offset `size` of the buffer `text`.
-
-    `word` is the hash of the word's earlier characters. Returns the hash that includes this
-    character, and the offset after it.
-    """
+    """Write a code point as UTF-8 to `text`; return the word's new hash, and the next offset."""
     if code < 0x80:
         text[size] = code
         return add(word, np.uint64(code)), size + 1

@@ -21,11 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function with numba at its first call, or load its machine code from the cache.
-
-    Used as a decorator. Returns numba's compiled function, which releases the GIL. If
-    `_cache_folder` returns None, every process compiles the function anew.
-    """
+    """Decorate a function: numba compiles it at its first call, or loads it from the cache."""
     folder, before = _cache_folder(), config.CACHE_DIR
     # numba chooses the folder of a function when it is decorated; other packages keep theirs.
     config.CACHE_DIR = folder or before
@@ -37,11 +33,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def _cache_folder() -> str | None:
-    """Return the folder for machine code: NUMBA_CACHE_DIR if set, or a folder in the user's cache.
-
-    A missing folder is created. Logs a warning and returns None if this process cannot write to the
-    folder, or if other users can write to the one in the user's cache. The result is cached.
-    """
+    """Return the folder for machine code, or None, with a warning, if it is not usable."""
     chosen: str = config.CACHE_DIR
     try:
         folder = Path(chosen or user_cache("numba"))

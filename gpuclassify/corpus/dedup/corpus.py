@@ -21,7 +21,7 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.frames import backend_of, is_text, plain_type, to_pandas
 from gpuclassify.frames.lazy import from_parts
 
 # A document's number is ``partition << ROW_BITS | row``: partitions of up to 10^12 rows.
@@ -34,8 +34,7 @@ KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
 class Corpus:
     """Documents to deduplicate, and an earlier corpus to compare them with, as Dask frames.
 
-    ``earlier`` is None if there is no earlier corpus. Its partitions are numbered after the
-    partitions of ``dataset``.
+    Partitions of ``earlier`` are numbered after the partitions of ``dataset``.
     """
 
     dataset: Any
@@ -66,12 +65,11 @@ class Corpus:
     ) -> dd.DataFrame:
         """Call a function on each partition of the dataset and of the earlier corpus, if any.
 
-        Returns a lazy frame of the results. The function is called as
-        ``function(frame, number, *items, **options)``. ``frame``, of pandas or cudf, has a
-        partition's `columns`, and ``number`` is the number of the partition, counted through both
-        frames, the dataset first. Each sequence in `values` has an item for each partition, which
-        is passed in ``items``. The function returns a pandas frame; `meta` is an empty one. A
-        frame that only reads files is read again for each `meta` and `columns`, see `read_apart`.
+        The call is ``function(frame, number, *items, **options)``. ``frame``, of pandas or cudf,
+        has a partition's `columns`; ``number`` counts partitions through both frames, the dataset
+        first; ``items`` has the partition's item of each sequence in `values`. The function returns
+        a pandas frame, and `meta` is an empty one. A frame that only reads files is read again for
+        each `meta` and `columns`, see `read_apart`.
         """
         call = dask.delayed(function, pure=True)
         frames = [self.dataset] if self.earlier is None else [self.dataset, self.earlier]
@@ -84,10 +82,7 @@ class Corpus:
 
 
 def like(dataset: Any, result: dd.DataFrame) -> Any:
-    """Convert a lazy result to the type of `dataset`: Dask on pandas or cudf, pandas, or cudf.
-
-    The result is computed unless `dataset` is a Dask frame.
-    """
+    """Convert a lazy result to the type of `dataset`; compute it if that is no Dask frame."""
     is_lazy = isinstance(dataset, dd.DataFrame)
     backend = backend_of(dataset._meta if is_lazy else dataset)
     if backend_of(result._meta) is not backend:
@@ -96,19 +91,12 @@ def like(dataset: Any, result: dd.DataFrame) -> Any:
 
 
 def document_numbers(partition: int, rows: int) -> np.ndarray:
-    """Return the numbers that identify a partition's documents, int64 (rows,).
-
-    The number is ``partition << 40 | row``.
-    """
+    """Return the numbers of a partition's documents, ``partition << 40 | row``, int64 (rows,)."""
     return (partition << ROW_BITS) + np.arange(rows, dtype=np.int64)
 
 
 def partitioning(partitions: int, rows: Any) -> Any:
-    """Combine the number of partitions and a partition's number of rows into one number.
-
-    `rows` may be an array or a Series. The numbers are stored with positions of documents, to
-    detect a frame with other partitions.
-    """
+    """Combine a number of partitions and a partition's number of rows, to recognize both later."""
     return (partitions << ROW_BITS) + rows
 
 
@@ -117,7 +105,7 @@ def value_texts(values: pd.Series) -> np.ndarray:
 
     NaN is null. Equal numbers have equal texts in all numeric types, such as 5 and 5.0, and so have
     equal times, such as a day in seconds and in nanoseconds. Texts are unchanged, so that "5" and 5
-    have equal texts, too. Booleans become "True" and "False".
+    have equal texts, too.
     """
     codes, distinct = pd.factorize(values)
     return np.array([*map(_text_of, distinct), None], object)[codes]  # null has the code -1
@@ -148,35 +136,32 @@ def check_comparable(
 ) -> None:
     """Raise TypeError unless values of the dtypes `ours` and `theirs` can be compared.
 
-    The dtypes must have the same ``kind`` of NumPy, and both or none a time zone. All numbers are
-    one kind, and categories have the kind of their values; texts of pandas' dtypes and of
-    ``ArrowDtype`` differ in kind. With `are_ids`, integers must not become floats if both columns
-    are concatenated. The message names the column `name`, and the frames as `here` and `there`.
+    Numbers are comparable with numbers, and texts with texts; categories count as their values.
+    With `are_ids`, integers must not become floats if both columns are concatenated. The message
+    names the column `name`, and the frames as `here` and `there`.
     """
-    if _kind_of(ours) != _kind_of(theirs) or (are_ids and are_rounded(ours, theirs)):
+    kind = _kind_of(ours)
+    is_rounded = are_ids and kind[0] == "i" and are_rounded(ours, theirs)
+    if kind != _kind_of(theirs) or is_rounded:
         raise TypeError(
             f"column {name!r} holds {ours} {here} and {theirs} {there}: convert one of them"
         )
 
 
 def _kind_of(dtype: Any) -> tuple[str, bool]:
-    """Return NumPy's letter for a dtype's kind, and whether it has a time zone.
-
-    The letter is "i" for all numbers, and "" if `dtype` is no dtype.
-    """
+    """Return NumPy's letter for a dtype's kind ("i" for all numbers), and if it has a time zone."""
     if isinstance(dtype, pd.CategoricalDtype):
         dtype = dtype.categories.dtype
+    if isinstance(dtype, pd.ArrowDtype):
+        arrow = plain_type(dtype.pyarrow_dtype)  # views have no kind
+        dtype = np.dtype(object) if is_text(arrow) else pd.ArrowDtype(arrow)
     kind = getattr(dtype, "kind", "")  # missing if there is no column
     is_zoned = getattr(getattr(dtype, "pyarrow_dtype", dtype), "tz", None) is not None
     return "i" if kind != "b" and pd.api.types.is_numeric_dtype(dtype) else kind, is_zoned
 
 
 def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
-    """Shuffle rows to the partition of their document, and make the column ``document`` the index.
-
-    The column has document numbers, ``partition << 40 | row``. The result is a lazy frame of
-    `npartitions` partitions.
-    """
+    """Shuffle rows to the partition of their document, and make ``document`` the index."""
     divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
     return frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
 
@@ -184,18 +169,15 @@ def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
     """Shuffle rows, so that rows with equal values of `column` are in one partition.
 
-    First, every `gathered` partitions are joined into one. Rows of keys are so small that with as
-    many partitions as the texts have, most of the time would be spent on tasks.
+    First, every `gathered` partitions are joined into one: rows of keys are small, and with more
+    partitions most of the time would be spent on tasks.
     """
     fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
     return fewer.shuffle(column, shuffle_method=choose_shuffle())
 
 
 def choose_shuffle() -> str | None:
-    """Return Dask's shuffle method: None (the default) if a cluster is connected, else "tasks".
-
-    "tasks" shuffles in memory.
-    """
+    """Return Dask's shuffle method: None, the default, if a client is connected, else "tasks"."""
     distributed = sys.modules.get("distributed")  # importing it takes longer than a small job
     if distributed is None:
         return "tasks"
@@ -207,12 +189,11 @@ def choose_shuffle() -> str | None:
 
 
 def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: object) -> list[Any]:
-    """Return a frame's partitions as delayed objects; files are read again for each `purpose`.
+    """Return a frame's partitions as delayed objects, with only these `columns`; None means all.
 
-    They have only these `columns`; None means all. If the frame only reads files, the tasks are
-    copied for this `purpose` (any value that Dask can tokenize), so that no partition stays in
-    memory for another reader. Tasks of other frames are not copied. Tasks are not optimized,
-    because Dask would join small partitions.
+    If the frame only reads files, its tasks are copied for this `purpose` (any value that Dask can
+    tokenize): files are read again, and no partition stays in memory for another reader. Tasks are
+    not optimized, because Dask would join small partitions.
     """
     from dask.dataframe.dask_expr._expr import Projection
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet

@@ -60,10 +60,9 @@ SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Return a class decorator that lets a settings class accept old argument names.
+    """Return a class decorator that lets a class accept old argument names.
 
-    `family` is "exact", "fuzzy" or "semantic", and selects the old names. `modern_spellings`
-    replaces or refuses them. They are not shown in the signature of the class.
+    `family` is "exact", "fuzzy" or "semantic".
     """
 
     def decorate(settings: Settings) -> Settings:
@@ -127,10 +126,7 @@ class Duplicates(Declared, Public):
     libraries: ClassVar[tuple[str, ...]] = ()  # packages that the class needs
 
     def check_together(self) -> None:
-        """Raise ValueError if `id_field` is a name such as "group", which the result uses.
-
-        If `source_field` is unset, it is set to `by`.
-        """
+        """Refuse an `id_field` that the result uses; set `source_field` to `by` if it is unset."""
         if self.id_field in RESULT_FIELDS:
             raise ValueError(
                 f"id_field={self.id_field!r} is a column of the result, which has "
@@ -144,10 +140,11 @@ class Duplicates(Declared, Public):
         """Find sets of documents that may be duplicates of each other.
 
         The lazy result has columns ``document`` and ``root`` (int64), both document numbers
-        (``partition << 40 | row``). Documents with equal roots are a set. The root is one of them
-        and has a row, too; documents in no set have no row. If there is a column ``similarity``,
-        the root is the document that stays. ``keep(name, frame)`` is called for intermediate frames
-        and the result: it may write a frame to files, and returns the frame to go on with.
+        (``partition << 40 | row``). Documents with equal roots are a set. The root is one of them,
+        and has one or more rows, too. Documents in no set have no row. If there is a column
+        ``similarity``, the root is the document that stays. ``keep(name, frame)`` is called for
+        intermediate frames and the result: it may write a frame to files, and returns the frame to
+        go on with.
         """
 
     def __call__(
@@ -216,11 +213,7 @@ class Duplicates(Declared, Public):
         return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
 
     def corpus(self, dataset: Any, against: Any = None) -> Corpus:
-        """Return a dataset and an earlier corpus as lazy frames, after checking their columns.
-
-        Raises ValueError or TypeError for columns that are missing or unusable, TypeError if one is
-        not a frame, and ModuleNotFoundError without a package in `libraries`.
-        """
+        """Return a dataset and an earlier corpus as lazy frames, after checking their columns."""
         for name in self.libraries:
             if importlib.util.find_spec(name) is None:
                 raise ModuleNotFoundError(
@@ -236,20 +229,19 @@ class Duplicates(Declared, Public):
         return corpus
 
     def with_ids(self, dataset: Any, against: Any = None) -> Self:
-        """Return the settings with ``id`` as `id_field`, if it is unset and all frames have ids.
+        """Return settings with `id_field` set to ``id``, if it is unset and all frames have ids.
 
-        Ids are a column ``id`` of integers, or of strings with a string dtype, of one kind in both
-        frames. In a plain frame they must also be unique and not null; a lazy frame's values are
-        not checked, because nothing is computed. Otherwise the settings are returned unchanged; if
-        `id_field` is unset, positions then identify documents. For positions, raises ValueError if
-        `dataset` has columns of both their names, ``id`` and ``position``.
+        Ids are integers, or strings with a string dtype, and in a plain frame unique and not null;
+        a lazy frame's values are not checked. If frames have no ids, or ids of different types, the
+        settings are returned unchanged, and positions identify documents. Raises ValueError if
+        `dataset` then has no free column name for positions.
         """
         frames = [getattr(frame, "_meta", frame) for frame in (dataset, against)]
         frames = [frame for frame in frames if frame is not None]
         if self.id_field is not None:
             return self
         if all(map(_has_ids, frames)):
-            ids = [frame[ID] for frame in frames]
+            ids = [*map(_ids_of, frames)]
             have_one_kind = len(set(map(_is_number, ids))) == 1
             if have_one_kind and not are_rounded(*(array.dtype for array in ids)):
                 return replace(self, id_field=ID)
@@ -269,10 +261,8 @@ class Duplicates(Declared, Public):
     def decisions(self, corpus: Corpus, keep: Keep | None = None) -> dd.DataFrame:
         """Decide which documents stay; return a lazy frame of all candidates for duplicates.
 
-        Its columns are described in `gpuclassify.corpus.dedup.groups.decide`, such as ``document``,
-        ``group`` and ``keep``. ``keep(name, frame)`` is called for intermediate frames and the
-        result: it may write a frame to files, and returns the frame to go on with. If `keep` is
-        None, nothing is written.
+        Its columns are described in `gpuclassify.corpus.dedup.groups.decide`. `keep` is as in
+        `find_components`; None writes nothing.
         """
         keep = keep or (lambda name, frame: frame)
         components = self.find_components(corpus, keep)
@@ -291,11 +281,7 @@ class Duplicates(Declared, Public):
         return keep("decisions", moved.map_partitions(decide, meta=meta, **options))
 
     def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
-        """Return the list of duplicates for users, lazily, from the result of `decisions`.
-
-        It has the documents in groups of two or more. Columns are the id, ``group``, ``keep``, and
-        depending on the settings ``similarity``, ``is_earlier`` and ``partitions``.
-        """
+        """Return the list of duplicates for users, lazily, from the result of `decisions`."""
         options: dict[str, Any] = {
             "id_name": self.id_field or self._position_field(corpus.dataset),
             "has_similarity": self.has_similarity,
@@ -319,11 +305,7 @@ class Duplicates(Declared, Public):
         )
 
     def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
-        """Return delayed checks that raise RepeatedIdsError if an id is null or occurs twice.
-
-        Their result is True. An id may occur once in the dataset and once in the earlier corpus.
-        Without `id_field`, the list is empty.
-        """
+        """Return delayed checks that raise RepeatedIdsError if a frame has null or repeated ids."""
         checks = []
         for frame in (corpus.dataset, corpus.earlier):
             if self.id_field is not None and frame is not None:
@@ -351,21 +333,13 @@ class Duplicates(Declared, Public):
 
     @property
     def input_fields(self) -> list[str]:
-        """Names of all columns to read, except "length" in `keep_by`; names may repeat.
-
-        Callers add a column of that name if the frame has one; otherwise "length" is the length of
-        the text.
-        """
+        """Names of all columns to read, except "length" in `keep_by`; names may repeat."""
         named = [self.id_field, self.source_field, *self.keep_by]
         others = [name for name in named if name not in (None, LENGTH)]
         return [*self.signature_fields, *map(str, others)]
 
     def member_fields(self, corpus: Corpus) -> list[str]:
-        """Return the names of the columns to read for deciding which document of a group stays.
-
-        They are text, id, source, and the columns in `keep_by` that the corpus has; names may
-        repeat.
-        """
+        """Return the names of the columns that `take_members` reads; names may repeat."""
         ranks = [name for name in self.keep_by if name in corpus.dataset.columns]
         return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
 
@@ -430,11 +404,7 @@ class TextDuplicates(Duplicates):
     )
 
     def compared(self, frame: Frame, column: str) -> Any:
-        """Return a frame with the texts in `column` normalized for comparison.
-
-        Without normalization it is `frame` itself. Otherwise it is a pandas frame of this column
-        only, even if `frame` is of cudf.
-        """
+        """Return `frame`, or with `normalize` a pandas frame of only `column`, normalized."""
         if self.normalize is None:
             return frame
         texts = normalized(backend_of(frame).text_array(frame, column), self.normalize)
@@ -444,8 +414,7 @@ class TextDuplicates(Duplicates):
 def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
     """Return the hash of each row's value in the column `by`, int64 (rows,).
 
-    It is 0 for null, and for all rows if `by` is None. The hash is mixed into signatures, so that
-    documents with different values are no duplicates.
+    It is 0 for null, and for all rows if `by` is None.
     """
     hashes = np.zeros(len(frame), np.int64)
     if by is not None:
@@ -458,10 +427,14 @@ def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
 def _has_ids(frame: Frame) -> bool:
     if [*frame.columns].count(ID) != 1:
         return False
-    ids = frame[ID]
+    ids = _ids_of(frame)
     is_text = pd.api.types.is_string_dtype(ids.dtype) and ids.dtype != object
     # Dask's meta has no rows, so that only the type counts.
     return (is_text or _is_number(ids)) and not ids.isna().any() and bool(ids.is_unique)
+
+
+def _ids_of(frame: Frame) -> Any:
+    return backend_of(frame).without_views(frame[[ID]])[ID]  # pandas refuses most calls on views
 
 
 def _is_number(ids: pd.Series) -> bool:

@@ -32,13 +32,7 @@ class ExactDuplicates(TextDuplicates):
     """
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Link documents with equal texts to the smallest document number among them.
-
-        Texts are normalized before they are compared, and values of `by` must be equal, too. The
-        lazy result has columns ``document`` and ``root``, and a row for each root, too; documents
-        without an equal one have no row. ``keep(name, frame)`` is called for intermediate frames
-        and the result: it may write a frame to files, and returns the frame to go on with.
-        """
+        """Link documents with equal `exact_keys` to the smallest document number among them."""
         columns = self.signature_fields
         meta = exact_keys(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(exact_keys, columns, settings=self, meta=meta))
@@ -50,9 +44,8 @@ class ExactDuplicates(TextDuplicates):
 def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.DataFrame:
     """Return a partition's ``document`` numbers, and 128-bit hashes of texts in two int64 columns.
 
-    The columns ``key`` and ``key_low`` are the two halves of the MD5 of the text as `settings`
-    normalize it, each XORed with the hash of the column `by`. Null and empty texts have no row.
-    `partition` is the partition's number.
+    ``key`` and ``key_low`` are the halves of the text's MD5, each XORed with the hash of the column
+    `by`. Null and empty texts have no row.
     """
     compared = settings.compared(frame, settings.text_field)
     digests, has_text = backend_of(compared).text_digests(compared, settings.text_field)
@@ -68,9 +61,8 @@ def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.Dat
 def first_of_equal(keys: pd.DataFrame) -> pd.DataFrame:
     """Return the documents whose 128-bit key occurs more than once.
 
-    `keys` has columns ``document``, ``key`` and ``key_low``, with all rows of each key. Columns of
-    the result are ``document`` and ``root``, the smallest document number with the same key, which
-    has a row, too.
+    `keys` are results of `exact_keys`, with all rows of each key. Columns of the result are
+    ``document`` and ``root``, the smallest document number with the same key, which has a row, too.
     """
     document, key, low = (keys[name].to_numpy() for name in ("document", "key", "key_low"))
     order = np.lexsort((document, low, key))

@@ -29,7 +29,7 @@ from gpuclassify.corpus.dedup.duplicates import (
 )
 from gpuclassify.frames import Frame
 from gpuclassify.frames.lazy import from_parts, reduce_tree
-from gpuclassify.settings.checks import check_count
+from gpuclassify.settings.checks import check_count, check_seed
 from gpuclassify.settings.declared import declared, setting
 from gpuclassify.workers.device_errors import free_host_bytes
 
@@ -117,12 +117,9 @@ class FuzzyDuplicates(TextDuplicates):
     libraries = ("numba", "scipy")
 
     def check_together(self) -> None:
-        """Raise ValueError if `bands` is set without `rows` or vice versa.
-
-        Also raised if both are unset and `threshold` is 0, or if `id_field` is a name such as
-        "group", which the result uses. If `source_field` is unset, it is set to `by`.
-        """
+        """Refuse `bands` or `rows` alone, a `threshold` of 0 without both, and a large `seed`."""
         super().check_together()
+        check_seed(self.seed)
         if (self.bands is None) != (self.rows is None):
             raise ValueError(
                 f"bands={self.bands} and rows={self.rows}: give both, or neither, and "
@@ -136,10 +133,7 @@ class FuzzyDuplicates(TextDuplicates):
 
     @functools.cached_property
     def band_shape(self) -> tuple[int, int]:
-        """Number of bands in a signature, and number of hashes in a band.
-
-        They are `bands` and `rows`, or chosen for `threshold` if these are unset.
-        """
+        """Numbers of bands, and of hashes in a band, as set or as chosen for `threshold`."""
         if self.bands is None or self.rows is None:
             return choose_bands(self.threshold)
         return self.bands, self.rows
@@ -147,12 +141,7 @@ class FuzzyDuplicates(TextDuplicates):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Link candidates to the smallest document number of their connected component.
 
-        Two documents are connected if all their hashes in a band are equal, and their values of
-        `by`, or by a chain of such pairs. The lazy result has columns ``document`` and ``root``,
-        and one or more equal rows for each root, too; documents without a candidate have no row.
-        ``keep(name, frame)`` is called for intermediate frames, such as edges, and the result: it
-        may write a frame to files, and returns the frame to go on with. If `components` is
-        "rounds", components are computed at the call.
+        If `components` is "rounds", components are computed at the call.
         """
         columns = self.signature_fields
         meta = band_frame(corpus.empty(columns), 0, self)
@@ -212,10 +201,9 @@ def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.Da
 def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
     """Return columns ``document`` and ``key``, with a row for each document and band.
 
-    `keys` has a column ``document``, and a column of keys for each band. Keys of different bands
-    differ, except by chance, because they are hashes that include the band's number. `after` is not
-    used. Passing a delayed number of links between documents that were found in earlier bands makes
-    Dask compute these links first, which limits the bands that are shuffled at a time.
+    Keys of different bands differ, except by chance, because they are hashes that include the
+    band's number. `after` is not used, but if it is a delayed value, Dask computes it first, which
+    limits the bands that are shuffled at a time.
     """
     band_keys = keys.drop(columns="document").to_numpy()
     documents = np.repeat(keys["document"].to_numpy(), band_keys.shape[1])
@@ -223,11 +211,7 @@ def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
 
 
 def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
-    """Return the probability that two documents of this Jaccard similarity agree in some band.
-
-    There are `bands` bands of `rows` hashes each, and all hashes of the band must be equal.
-    Arguments may be arrays: they are broadcast.
-    """
+    """Return the probability that two documents of this Jaccard similarity agree in some band."""
     return 1 - (1 - np.power(similarity, rows)) ** bands
 
 
@@ -238,11 +222,10 @@ def choose_bands(
 
     There are at most `hashes` hashes in all. As in datasketch and text-dedup, the numbers minimise
     a weighted sum of two areas: under `catch_probability` below the threshold (false candidates),
-    and over it above the threshold (missed pairs). The latter has the weight
-    `false_negative_weight`, the former the rest of 1. With equal weights, as in those libraries,
-    fewer than half of the pairs at a threshold of 0.8 are found. The default weights find 0.89 to
-    0.97 of the pairs at any threshold from 0.5 to 0.95, because a false candidate only costs a
-    comparison. Raises ValueError for a threshold that is not above 0 and at most 1.
+    and over it above the threshold (missed pairs, with the weight `false_negative_weight`). With
+    equal weights, as in those libraries, fewer than half of the pairs at a threshold of 0.8 are
+    found. The default weights find 0.89 to 0.97 of the pairs at any threshold from 0.5 to 0.95;
+    more false candidates only cost comparisons.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold={threshold} suits no bands: pass one above 0, and 1 at most")
@@ -271,10 +254,9 @@ def curve(bands: int, rows: int) -> str:
 def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
     """Link documents that share a band key, directly or by a chain, to the smallest of them.
 
-    `keys` has columns ``key`` and ``document`` (int64), in any order, with all rows of each key.
-    The result has columns ``document`` and ``root``, and a row for each document except the
-    smallest of each connected component. Takes linear time, because only pairs with the smallest
-    document of a key are joined.
+    `keys` has columns ``key`` and ``document`` (int64), with all rows of each key. The result is as
+    from `forest`. Takes linear time, because only pairs with the smallest document of a key are
+    joined.
     """
     smallest = keys.groupby("key", sort=False)["document"].transform("min")
     return forest(pd.DataFrame({"document": keys["document"], "root": smallest}))
@@ -283,10 +265,9 @@ def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
 def forest(edges: pd.DataFrame) -> pd.DataFrame:
     """Link each document to the smallest document number of its connected component.
 
-    `edges` has columns ``document`` and ``root`` (int64), the ends of each edge, root <= document.
-    The result has the same columns, sorted by document, with a row for each document except the
-    smallest of each component. It does not depend on the order of the edges, and the forest of a
-    forest is itself.
+    `edges` has columns ``document`` and ``root`` (int64), the ends of each edge. The result has the
+    same columns, sorted by document, with a row for each document except the smallest of each
+    component.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -306,22 +287,17 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame of ``document`` and ``root`` with a row added for each distinct root.
-
-    The root is both ``document`` and ``root`` of this row.
-    """
+    """Add a row for each distinct root, which is both ``document`` and ``root`` there."""
     roots = np.unique(forest["root"].to_numpy())
     return pd.concat([forest, pd.DataFrame({"document": roots, "root": roots})], ignore_index=True)
 
 
 def join_forests(parts: list[Any], fan_in: int = 8, bytes_to_join: int = BYTES_TO_JOIN) -> Any:
-    """Join delayed frames that link documents (columns ``document`` and ``root``) into one.
+    """Join delayed results of `forest` into one, `fan_in` at a time, in a tree reduction.
 
-    `parts` are results of `forest`, and are joined `fan_in` at a time, in a tree reduction. The
-    delayed result links each document to the smallest of its component in all frames. One worker
-    holds it: 16 bytes for each document that is not a root, and `bytes_to_join` for each row of the
-    frames while joining. Computing it raises MemoryError if less is free. A single frame is
-    returned as it is.
+    The delayed result links each document to the smallest of its component in all `parts`. One
+    worker holds it. Computing it raises MemoryError if less than `bytes_to_join` bytes are free for
+    each row of frames that are joined at once.
     """
     return reduce_tree(functools.partial(_join, bytes_to_join=bytes_to_join), parts, fan_in)
 
@@ -343,12 +319,10 @@ def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
 
     Edges (columns ``document`` and ``root``) may exceed the memory of a worker. Computes when
     called. Alternates the large-star and small-star operations of Kiveris et al., "Connected
-    Components in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a partition. Each
-    round shuffles the edges twice and keeps them in the workers' memory until the next round is
-    done. Every step preserves the components. Rounds end, because each lowers the sum of the edges'
-    ends until all edges point at the smallest document of their component. The lazy result has the
-    same columns, a row for each document except the smallest of each component, and is sorted by
-    document within each partition.
+    Components in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a partition. Rounds
+    end, because each lowers the sum of the edges' ends until all edges point at the smallest
+    document of their component. The lazy result has the same columns, and a row for each document
+    except the smallest of each component.
     """
     method = choose_shuffle()
     edges = edges.map_partitions(forest, meta=FOREST)
@@ -374,11 +348,7 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_unsettled(pairs: pd.DataFrame) -> int:
-    """Count documents with a link to a smaller number and other links; 0 ends `star_rounds`.
-
-    `pairs` has columns ``document`` and ``neighbour`` (document numbers), with all links of each
-    document in it, without repeats.
-    """
+    """Count documents with a link to a smaller number and other links; 0 ends `star_rounds`."""
     neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
     return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
 
@@ -389,13 +359,7 @@ def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Link each document's larger neighbours to the smallest of the document and its neighbours.
-
-    This is a large-star operation, see `star_rounds`. `pairs` has columns ``document`` and
-    ``neighbour``, with all links of each document in it. The new links are joined by `forest`: the
-    result has columns ``document`` and ``root`` (a smaller number), and at most one row per
-    document.
-    """
+    """Link larger neighbours to the smallest of the document and its neighbours (large-star)."""
     smallest = pairs.groupby("document")["neighbour"].transform("min")
     edges = pd.DataFrame(
         {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}

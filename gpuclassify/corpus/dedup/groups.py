@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from gpuclassify.corpus.dedup.corpus import ROW_BITS, partitioning, value_texts
-from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.frames import backend_of, plain_type, to_pandas
 
 LENGTH = "length"  # name in `keep_by` of the text length, unless the frame has this column
 BEGINNING_CHARS = 200  # length of text excerpts in summaries
@@ -22,14 +22,11 @@ def take_members(
 ) -> pd.DataFrame:
     """Return a partition's candidates for duplicates, with the columns to decide which ones stay.
 
-    `partition` is the partition's number. `components` has the ``root`` of each candidate in it,
-    and for semantic duplicates ``similarity`` and ``near_border``; its index is the document
-    number, and repeated numbers count once. `settings` is a
+    The index of `components` has the candidates' document numbers. `settings` is a
     `gpuclassify.corpus.dedup.duplicates.Duplicates`. The pandas result has the columns
-    ``document``, the columns of `components`, ``id``, ``rank_0`` and following (values of
-    `keep_by`), ``source`` ("" without a source column), ``text`` (only the first 200 characters
-    after leading white space if texts are not compared), and, if ids are positions,
-    ``partition_rows`` (number of rows in the partition).
+    ``document``, the columns of `components` and of `ranking`, ``source`` ("" without a source
+    column), ``text`` (only the first 200 characters after leading white space if texts are not
+    compared), and, if ids are positions, ``partition_rows`` (number of rows in the partition).
     """
     # A root may have several rows.
     components = components[~components.index.duplicated()].sort_index()
@@ -51,11 +48,11 @@ def take_members(
 
 
 def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
-    """Return a dict of the columns that documents are sorted by: ``id``, ``rank_0``, ``rank_1``...
+    """Return the columns that documents are sorted by: ``id``, ``rank_0``, ``rank_1``...
 
     `rows` is a frame of the documents. There is a rank for each name in `keep_by` of `settings`:
-    the values of this column or, if `rows` has no such column, the lengths of texts in characters.
-    Without `id_field`, ids are the document numbers `documents`, int64 (rows,).
+    the column's values or, if `rows` lacks it, the lengths of texts in characters. Without
+    `id_field`, ids are the document numbers `documents`, int64 (rows,).
     """
     id_field, keep_by = settings.id_field, settings.keep_by
     chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
@@ -63,6 +60,8 @@ def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
     for name, dtype in plain.dtypes.items():
         if isinstance(dtype, pd.CategoricalDtype):  # categories may be in order of appearance
             plain = plain.astype({name: dtype.categories.dtype})
+        elif isinstance(dtype, pd.ArrowDtype):  # Arrow does not sort dictionaries
+            plain = plain.astype({name: pd.ArrowDtype(plain_type(dtype.pyarrow_dtype))})
     columns: dict[str, Any] = {"id": documents if id_field is None else plain[id_field].array}
     for number, name in enumerate(keep_by):
         if name in plain.columns:
@@ -76,19 +75,18 @@ def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
 def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> pd.DataFrame:
     """Decide which documents of each set of candidates stay, and return a row for each document.
 
-    `members` are results of `take_members`, with all documents of each set (equal ``root``). With
-    a column ``similarity``, the root is the document that stays. Otherwise `verification` has the
+    `members` are results of `take_members`, with all documents of each set (equal ``root``). With a
+    column ``similarity``, the root is the document that stays. Otherwise `verification` has the
     settings for comparing texts; if it is None, one document of each set stays. Documents of
     partitions from `own_partitions` on belong to an earlier corpus, and stay.
 
     A group is a document that stays and its duplicates. Columns of the result are ``document``,
     ``id``, ``group`` (smallest id in the group; ids of an earlier corpus count only if there are no
     others), ``keep`` (bool), ``similarity`` (float32, to the kept document; NaN if not measured),
-    ``compared`` (int8, number of comparisons with other texts), ``size`` (int64, documents in the
-    group; 1 without duplicates), ``near_border`` (documents near the border of a cluster, in one
-    row per cluster; 0 in others), ``is_earlier``, ``source``, ``beginning`` (first 200 characters
-    of a kept text after leading white space; "" for others), and ``partition_rows`` if ids are
-    positions.
+    ``compared`` (int8, number of comparisons), ``size`` (int64, documents in the group),
+    ``near_border`` (documents near the border of a cluster, in one row per cluster; 0 in others),
+    ``is_earlier``, ``source``, ``beginning`` (first 200 characters of a kept text after leading
+    white space; "" for others), and ``partition_rows`` if ids are positions.
     """
     members = ranked(members, own_partitions, "root")
     root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()
@@ -124,11 +122,7 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
 
 
 def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
-    """Return the row of the smallest id in each row's group, int64 (rows,).
-
-    `kept` has the row of each row's kept document, and defines the groups. Rows in
-    the mask `is_earlier`, of an earlier corpus, count only in groups without other rows.
-    """
+    """Return the row of the smallest id in each row's group, preferably of the dataset."""
     order = ids.array.argsort()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -148,10 +142,9 @@ def listed(
 ) -> pd.DataFrame:
     """Return the list of duplicates for users, from the result of `decide`.
 
-    It has the documents in groups of two or more. Columns are the id, named `id_name`, ``group``
-    and ``keep``, ``similarity`` with `has_similarity`, and ``is_earlier`` with `has_earlier`. If
-    ids are positions, `partitions` is the frame's number of partitions, and a column ``partitions``
-    is added to recognize the same partitions later; otherwise `partitions` is None.
+    The id column is named `id_name`. If ids are positions, `partitions` is the frame's number of
+    partitions, and a column ``partitions`` is added to recognize the same partitions later;
+    otherwise `partitions` is None.
     """
     columns = ["id", "group", "keep"]
     columns += ["similarity"] if has_similarity else []
@@ -164,12 +157,10 @@ def listed(
 
 
 def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
-    """Sort documents by the column `within`, then with the one to keep first.
+    """Sort documents by the column `within`, then with the one to keep first; add ``is_earlier``.
 
-    `members` has the columns ``rank_0`` and following, ``id`` and ``document``. Among equal values
-    of `within`, documents of an earlier corpus come first, then the largest ranks (null last), then
-    the smallest id. Documents of partitions from `own_partitions` on belong to an earlier corpus.
-    The result has a new index, and the column ``is_earlier`` is added.
+    Among equal values of `within`, documents of an earlier corpus (partitions from `own_partitions`
+    on) come first, then the largest ranks (null last), then the smallest id.
     """
     is_earlier = members["document"].to_numpy() >= own_partitions << ROW_BITS
     members = members.assign(is_earlier=is_earlier)
@@ -184,10 +175,7 @@ def _verified(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compare the texts of each set of candidates; sets begin at the rows `starts` of `members`.
 
-    `members` are results of `ranked`. `settings` are a `FuzzyDuplicates`, with n-grams and minimum
-    similarity. Returns three arrays (rows,), as in `GroupMatches`: for each document, the row in
-    `members` of the document that stays (its own row if it stays itself), the similarity to that
-    document, and the number of comparisons.
+    Returns three arrays (rows,) as in `GroupMatches`.
     """
     from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
 

@@ -177,10 +177,7 @@ class Deduplicate(Recipe):
         return (DeduplicationReport(),)
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return the source, the list of stages, and the writer.
-
-        The list is empty, or has one stage that marks duplicates if `writer` writes annotations.
-        """
+        """Return the source, a list with the stage to mark duplicates, if any, and the writer."""
         marks = [DuplicateMarks(self.duplicates.has_similarity)] if self.writer.annotates else []
         return self.source, marks, self.writer
 
@@ -193,12 +190,10 @@ class Deduplicate(Recipe):
         return self.duplicates.mappers()
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that change results, to detect that a later run is a different job.
+        """Return the settings that change results; a run with other ones is another job.
 
-        They are dicts by heading: ``duplicates`` has the settings of `duplicates`, its class, this
-        package's version, and `on_error`, because it changes the positions of rows; functions and
-        mappers among the settings have headings of their own. Mappers are prepared, which looks up
-        their models.
+        `on_error` is one of them, because it changes the positions of rows. Mappers are prepared,
+        which looks up their models.
         """
         known = {"method": type(self.duplicates).__name__, "version": __version__}
         identity = describe_settings("duplicates", self.duplicates, self.duplicates.mappers())
@@ -206,19 +201,12 @@ class Deduplicate(Recipe):
         return identity
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise ValueError or TypeError unless documents have the columns of the settings.
-
-        Raises ModuleNotFoundError without a package that `duplicates` needs.
-        """
+        """Raise ValueError or TypeError unless documents have the columns that settings need."""
         corpus = self.corpus(job, self.duplicates, job.documents())
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
 
     def corpus(self, job: RecipeJob, duplicates: Duplicates, documents: LazyFrame) -> Corpus:
-        """Return `documents` and the job's earlier corpus as a `Corpus`, with columns checked.
-
-        `documents` are the rows of the input. Raises the errors of `Duplicates.corpus`, such as
-        ValueError if `duplicates` needs columns that are missing.
-        """
+        """Return `documents` and the job's earlier corpus, after checking their columns."""
         against = job.others.get("against")
         earlier = None if against is None else against.frame("whole", self.backend)
         return duplicates.corpus(documents, earlier)
@@ -226,12 +214,9 @@ class Deduplicate(Recipe):
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> RowsOfPart:
         """Find duplicates, and return a function that removes or marks them in a part of the input.
 
-        A part is a file, a piece of one, or a partition of a Dask frame; the function gets the
-        part's frame and its number, and returns the changed frame. Results of earlier runs are read
-        from `steps`, and new ones are stored there. `is_done` means that all parts are written
-        already: workers are not checked then, and the function will not be called. Raises
-        TooManyDuplicatesError if a limit is exceeded, after writing the report, and
-        RepeatedIdsError as `_with_ids` does.
+        The function gets the part's frame and number, and returns the changed frame. It is not
+        called if `is_done`. If a limit is exceeded, raises TooManyDuplicatesError after writing the
+        report.
         """
         if not is_done:
             steps.check_workers(self.duplicates.mappers(), self.backend)
@@ -245,21 +230,11 @@ class Deduplicate(Recipe):
             return self._list(job, steps, corpus, duplicates)
 
     def last_pass(self, job: RecipeJob, results: RowsOfPart) -> Job:
-        """Return the job that removes or marks duplicates while it writes the documents.
-
-        `job` is the planned job, which reads the input and writes the output. `results` is the
-        function from `take_steps`. The returned job calls it with the frame and the number of each
-        part of the input (a file, a piece of one, or a partition of a Dask frame), and goes on with
-        the frame that it returns.
-        """
+        """Return the job that removes or marks duplicates while it writes the documents."""
         return replace(job, spec=replace(job.spec, before=results))
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> DedupSummary:
-        """Return the summary of the job, with counts of duplicates and of rows written.
-
-        `steps` has the counts of duplicates and the seconds of each step, and `summary` is the
-        summary of the last pass, which wrote the documents.
-        """
+        """Return the summary of the job, with counts of duplicates and of rows written."""
         counts = DuplicatesSummary.of(steps.ledger[COUNTS])
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
@@ -282,11 +257,7 @@ class Deduplicate(Recipe):
         ]
 
     def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
-        """Return whether to read the input only once for the steps before the removal.
-
-        It is then held in this process's memory: up to `HELD_BYTES` of files, without a client and
-        with pandas, as long as duplicates are not counted.
-        """
+        """Tell whether to hold the input in this process, so that the steps read it only once."""
         is_here = steps.client is None and self.backend == "pandas"
         size_bytes = job.source.size_bytes
         return (
@@ -297,10 +268,7 @@ class Deduplicate(Recipe):
         )
 
     def _held(self, job: RecipeJob) -> LazyFrame:
-        """Read the columns of all steps now, once; return a Dask frame of them in this process.
-
-        Only for small inputs without a client; see `_is_small`.
-        """
+        """Read the columns of all steps now, once; return a Dask frame of them in this process."""
         documents = job.documents()
         needed = {*self.duplicates.input_fields, LENGTH, *POSITIONS}
         columns = [name for name in documents.columns if name in needed]
@@ -312,10 +280,9 @@ class Deduplicate(Recipe):
     def _with_ids(self, corpus: Corpus, steps: Steps) -> Duplicates:
         """Check that ids are unique, and return the settings with their column as `id_field`.
 
-        If the default column ``id`` is missing, or holds neither strings nor integers, `id_field`
-        stays None, and positions identify documents. The same holds, with a warning in Python's
-        log, if it has nulls or repeats. If a column that the user named has nulls or repeats,
-        raises RepeatedIdsError. `steps` stores the result of the check for later runs.
+        If the default column ``id`` has nulls or repeats, logs a warning and leaves `id_field`
+        unset, so that positions identify documents. If a column that the user named has them,
+        raises RepeatedIdsError.
         """
         with_ids = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
@@ -330,10 +297,7 @@ class Deduplicate(Recipe):
         return with_ids if steps.ledger.get("has_ids", True) else self.duplicates
 
     def _count(self, steps: Steps, corpus: Corpus, duplicates: Duplicates) -> DuplicatesSummary:
-        """Decide which documents stay, unless an earlier run did; return counts of duplicates.
-
-        Files of steps that are not in `KEPT`, which are no longer needed, are removed.
-        """
+        """Decide which documents stay, unless an earlier run did; return counts of duplicates."""
         is_decided = steps.holds("decisions")
         if steps.ledger.get(COUNTS) is None or not is_decided:
             if not is_decided:
@@ -358,10 +322,7 @@ class Deduplicate(Recipe):
     def _list(
         self, job: RecipeJob, steps: Steps, corpus: Corpus, duplicates: Duplicates
     ) -> RowsOfPart:
-        """Write a list of duplicates for users, and a list of rows to remove or mark.
-
-        Returns the function that removes or marks these rows in a part of the input.
-        """
+        """Write lists of duplicates and of rows to change; return the function to change a part."""
         decisions = steps.read("decisions")
         steps.keep("duplicates", duplicates.listing(corpus, decisions))
         listed, name = decisions[["document", "keep", "is_earlier"]], "removed"

@@ -21,9 +21,7 @@ IS_DUPLICATE, GROUP, SIMILARITY = "is_duplicate", "duplicate_group", "duplicate_
 class DuplicateMarks(RowWiseMap):
     """Stage of a job that adds columns about duplicates, instead of removing rows.
 
-    They are ``is_duplicate``, ``duplicate_group``, and with `has_similarity`
-    ``duplicate_similarity``. The job calls `mark` to add them to a partition before its stages run,
-    so that `map_frame` changes nothing.
+    The job calls `mark` on a partition before its stages run, so that `map_frame` changes nothing.
     """
 
     has_similarity: bool
@@ -52,9 +50,8 @@ class DuplicateMarks(RowWiseMap):
     def mark(self, frame: Frame, partition: int, marked: pd.DataFrame) -> Any:
         """Return a partition with the columns that mark duplicates.
 
-        `partition` is the partition's number. `marked` has the columns of `marks`, indexed by
-        document number, for documents of this partition. In other rows ``is_duplicate`` is false,
-        and group and similarity are null.
+        `marked` is the result of `marks` for this partition, with document numbers as the index. In
+        other rows ``is_duplicate`` is false, and group and similarity are null.
         """
         rows = marked.index.to_numpy().astype(np.int64) - (partition << ROW_BITS)
         is_duplicate, group = np.zeros(len(frame), bool), np.full(len(frame), -1, np.int64)
@@ -71,12 +68,11 @@ class DuplicateMarks(RowWiseMap):
 
 
 def marks(decisions: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that mark documents in groups of two or more, with document numbers.
+    """Return the columns that mark documents in groups of two or more, with ``document`` numbers.
 
-    `decisions` is the result of `gpuclassify.corpus.dedup.groups.decide`. Columns are ``document``,
-    ``is_duplicate`` (true if the document would be dropped when removing duplicates),
-    ``duplicate_group`` (the smallest document number of the group), and ``duplicate_similarity`` to
-    the document that stays (NaN if not measured). Documents of an earlier corpus are left out.
+    ``is_duplicate`` is true if the document would be removed, ``duplicate_group`` is the smallest
+    document number of the group, and ``duplicate_similarity`` is NaN if not measured. Documents of
+    an earlier corpus are left out.
     """
     rows = decisions[(decisions["size"] > 1) & ~decisions["is_earlier"].astype(bool)]
     group = rows.groupby("group", dropna=False)["document"].transform("min")

@@ -85,11 +85,10 @@ def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = Fals
     """Hash the distinct n-grams of each text's words, or characters, to 64 bits.
 
     A word is a run of characters other than white space (`str.isspace`) and ASCII punctuation; case
-    matters. A character of a script without spaces (CJK ideographs, kana, Thai, Lao, Khmer,
-    Myanmar, Tibetan, Yi, Javanese, ...) and an emoji is a word by itself. A text of fewer than `n`
-    words has one n-gram of all of them; a text without words is one word. With `by_characters`,
-    each character is a word, white space and punctuation too. Takes 8 bytes per n-gram, and
-    temporarily twice as much address space (not memory). Raises ValueError for null texts.
+    matters. A character in `WITHOUT_SPACES`, such as an ideograph or an emoji, is a word by itself.
+    A text of fewer than `n` words has one n-gram of all of them; a text without words is one word.
+    With `by_characters`, each character is a word, white space and punctuation too. Raises
+    ValueError for null texts.
     """
     if texts.null_count:
         raise ValueError(f"{texts.null_count} of {len(texts)} texts are null: drop them before")
@@ -120,11 +119,7 @@ def _ngram_sets(data, ends, n, kinds, least_bytes):
 
 @compiled
 def _hash_tokens(text, kinds, hashes):
-    """Write the hashes of a text's words to `hashes`; return the number of words, at least 1.
-
-    `text` is UTF-8 bytes, and `kinds` has the kind of each code point: `_WORD` if it is part of a
-    word, `_GAP` between words, and `_ALONE` if it is a word by itself. A text without words is one.
-    """
+    """Write the hashes of a text's words to `hashes`; return the number of words, at least 1."""
     count, at = np.uint64(0), 0  # unsigned, so that numba does not test for negative indices
     word = _FNV_START
     while at < len(text):
@@ -150,9 +145,9 @@ def _hash_tokens(text, kinds, hashes):
 
 @compiled
 def character(text, at):
-    """Decode the UTF-8 character at byte `at` of `text` (uint8).
+    """Decode the UTF-8 character at byte `at`; return its code point, uint64, and the next offset.
 
-    Returns its code point, uint64, and the offset after it. Invalid UTF-8 is not detected.
+    Invalid UTF-8 is not detected.
     """
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
@@ -184,11 +179,7 @@ def murmur64(value):
 
 @compiled
 def _hash_ngrams(hashes, tokens, n):
-    """Replace the hashes of words, the first `tokens` entries, by hashes of the n-grams.
-
-    N-grams have `n` words, or all words if there are fewer. Returns the number of n-grams; the
-    entries after them have no meaning.
-    """
+    """Replace the hashes of words by hashes of n-grams, and return the number of n-grams."""
     size = min(n, tokens)
     for token in range(tokens):
         hashes[token] = murmur64(hashes[token])
@@ -202,10 +193,7 @@ def _hash_ngrams(hashes, tokens, n):
 
 @compiled
 def _drop_repeats(hashes, count):
-    """Move the distinct values of the first `count` hashes to the front; return their number.
-
-    These hashes must be sorted, and at least one.
-    """
+    """Move the distinct ones of `count` sorted hashes to the front, and return their number."""
     distinct = 1
     for at in range(1, count):
         if hashes[at] != hashes[at - 1]:
@@ -240,17 +228,15 @@ def match_groups(
     The first document of a group stays. Each further document is compared with at most two that
     stay: the first, and the one that has the same n-grams, or else shares most of the document's
     sketch (its 16 smallest hashes). If neither is similar enough, the document stays as well. So
-    every document that goes is similar to one that stays, not only to another that goes. Takes time
-    linear in the n-grams of a group, independent of the number of documents that stay.
+    every document that goes is similar to one that stays, not only to another that goes.
 
     `sets` has the n-grams of the documents, sorted by group, with the document to keep first.
-    `starts`, int64 (groups + 1,), has the row at which each group begins, and the number of
-    documents. Documents in the mask `is_fixed`, bool (documents,), such as documents of an earlier
-    corpus, stay without comparison. Similar means a similarity of at least `threshold`. The
-    `measure` divides the shared n-grams by the n-grams of both documents together ("jaccard"), or
-    of the document that would go ("containment"). With "containment", sketches miss a text that
-    contains the document more often, the longer this text is. Raises ValueError for another
-    `measure`, and if `sets`, `starts` and `is_fixed` differ in the number of documents.
+    `starts`, int64 (groups + 1,), has the first row of each group, and the number of documents.
+    Documents in the mask `is_fixed`, bool (documents,), stay without comparison. Similar means a
+    similarity of at least `threshold`. The `measure` divides the shared n-grams by the n-grams of
+    both documents together ("jaccard"), or of the document that would go ("containment"). With
+    "containment", sketches miss a text that contains the document more often, the longer this text
+    is.
     """
     check_choice("measure", measure, ("jaccard", "containment"))
     counts = len(sets.offsets) - 1, int(starts[-1]), len(is_fixed)
@@ -269,9 +255,8 @@ def match_groups(
 class _Sketches(NamedTuple):
     """Hash table of the documents of one group that stay so far, by the hashes in their sketches.
 
-    A sketch has a document's smallest n-gram hashes, and one hash of all its n-grams. A slot is
-    free if its ``owners`` are rows of earlier groups, so that the table need not be cleared between
-    groups.
+    A slot is free if its ``owners`` are rows of earlier groups, so that the table need not be
+    cleared between groups.
     """
 
     owners: np.ndarray  # int64 (slots, _OWNERS): row + 1 of the last documents with the hash
@@ -345,10 +330,7 @@ def _similarity(ngrams, others, by_containment):
 
 @compiled
 def _count_shared(ngrams, others):
-    """Count the values that two sorted arrays share, in time nearly linear in the shorter one.
-
-    The values in each array must be distinct.
-    """
+    """Count the values that two sorted arrays of distinct values share."""
     if len(ngrams) > len(others):
         ngrams, others = others, ngrams
     shared = at = 0
@@ -368,11 +350,7 @@ def _count_shared(ngrams, others):
 
 @compiled
 def _slot(sketches, ngram, first):
-    """Return the index of the slot of `sketches` that has the hash `ngram`, or else of a free slot.
-
-    `sketches` is the hash table of one group of candidates, and `first` the row of the group's
-    first document. A slot is free if its owners are documents before that row.
-    """
+    """Return the index of the slot with the hash `ngram`, or else of a free slot."""
     last = np.uint64(len(sketches.owners) - 1)
     slot = ngram & last
     while sketches.owners[slot, 0] > first and sketches.hashes[slot] != ngram:
@@ -408,10 +386,8 @@ def _whole(ngrams):
 def _most_shared(sketches, ngrams, first):
     """Return the row of the kept document that is most likely similar to a text, or -1.
 
-    `ngrams` are the text's hashes; `first`, the group's first row, was compared already and is
-    never returned. The document has equal n-grams, or else shares most of the text's smallest
-    hashes in `sketches`, each counted 1 / n if n documents have it. Ties go to the lowest row. The
-    result is -1 if no document shares any.
+    It has equal n-grams, or else shares most of the text's smallest hashes, each counted 1 / n if n
+    documents have it. The row `first` was compared already, and is never returned.
     """
     equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0] - 1
     if equal > first:

@@ -29,9 +29,8 @@ _mix64 = compiled(mix64)
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw the factors a and the terms b of `count` MinHash functions (a x + b).
 
-    Both are uint32 (count,), below 2**31 - 1, and a is at least 1. As in NeMo Curator, each a is
-    drawn before its b, from ``RandomState(seed)``, and callers also use ``a[0]`` as the seed of the
-    windows' hash.
+    Both are uint32 (count,). As in NeMo Curator, each a is drawn before its b, from
+    ``RandomState(seed)``, and callers also use ``a[0]`` as the seed of the windows' hash.
     """
     draw = np.random.RandomState(seed)
     limit = (1 << 31) - 1
@@ -45,9 +44,8 @@ def signatures(
 ) -> np.ndarray:
     """Compute MinHash signatures of texts, uint32 (texts, hashes), equal to libcudf's.
 
-    `a` and `b`, uint32 (hashes,), are factors and terms of the hash functions. A text's windows are
-    its n-grams of `width` characters, or the whole text if it is shorter, and are hashed with
-    `seed`. Null and empty texts get zeros.
+    `a` and `b`, uint32 (hashes,), are factors and terms of the hash functions. Windows of `width`
+    characters are hashed with `seed`. Null and empty texts get zeros.
     """
     texts = _as_array(texts).fill_null("")  # a null's bytes are undefined
     # Read-only, so that one compilation serves all arrays.
@@ -61,10 +59,8 @@ def signatures(
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """Combine the hashes of each band, with the band's number, into one key, int64 (texts, bands).
 
-    `signatures` are (texts, bands * rows); another shape raises ValueError. The 64-bit hash
-    function `mix64` is applied to the band's number (from 1), and then to the sum of the result and
-    each of the band's hashes in turn. Two different bands have the same key with a probability of
-    2**-64: among n documents, n**2 / 2**65 pairs per band.
+    `signatures` are (texts, bands * rows). Two different bands have the same key with a probability
+    of 2**-64: among n documents, n**2 / 2**65 pairs per band.
     """
     if signatures.shape[1] != bands * rows:
         raise ValueError(
@@ -88,13 +84,10 @@ def band_keys(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the band keys of a column of texts; texts with an equal key in a band are candidates.
 
-    A signature has ``bands * rows`` MinHash numbers of n-grams of `ngram_chars` characters, from
-    functions drawn with `seed`; a key is a hash of the `rows` numbers of a band. Returns keys,
-    int64 (texts, bands), and a mask of rows with a non-empty text, bool (texts,); the keys of other
-    rows have no meaning. Texts of a pandas frame are hashed on the host, and texts of a cudf frame
-    on the GPU, with equal results. Besides texts and keys, a host needs a few megabytes. A GPU
-    makes `device_numbers` numbers of signatures at a time (64 MB by default), and needs 4 bytes for
-    each byte of text.
+    A signature has ``bands * rows`` MinHash numbers of n-grams of `ngram_chars` characters; a key
+    is a hash of the `rows` numbers of a band. Returns keys, int64 (texts, bands), and a mask of
+    rows with a non-empty text, bool (texts,); the keys of other rows have no meaning. Texts of a
+    cudf frame are hashed on the GPU, `device_numbers` numbers of signatures at a time.
     """
     a, b = hash_functions(bands * rows, seed)
     keys, has_text = np.empty((len(frame), bands), np.int64), np.empty(len(frame), bool)
@@ -149,8 +142,7 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
 def _find_chars(data, starts):
     """Write the byte offsets of a text's characters, and of the end, to `starts`.
 
-    Returns the number of characters. If there are ``len(starts)`` or more, only the first
-    ``len(starts) - 1`` are read and counted, and the last offset is the end of these.
+    Returns the number of characters that were read, at most ``len(starts) - 1``.
     """
     chars = 0
     for byte in range(len(data)):
@@ -164,10 +156,9 @@ def _find_chars(data, starts):
 
 @compiled
 def _scramble_words(data, words):
-    """Write to `words`, for each byte, MurmurHash3_x86_32's mix of the four bytes that begin there.
+    """Write MurmurHash3_x86_32's mix of the four bytes that begin at each byte to `words`.
 
-    Nothing is written for the last three bytes. This step of the hash depends on no other bytes, so
-    that windows share it.
+    The mix depends on no other bytes, so that windows share it.
     """
     for byte in range(len(data) - 3):
         words[byte] = _scramble(
@@ -179,9 +170,8 @@ def _scramble_words(data, words):
 def _hash_heads(words, size, width, seed, heads):
     """Write the hash state after the first bytes of the window at each byte to `heads`.
 
-    `words` has MurmurHash3's mix of the four bytes at each of the `size` bytes of text; `seed` is
-    the first state. Returns the number of bytes hashed per window: `width` (characters per window,
-    so at least as many bytes) or `size` if less, rounded down to a multiple of four.
+    Returns the number of these bytes: `width` (characters per window, so at least as many bytes) or
+    `size` if less, rounded down to a multiple of four.
     """
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]
@@ -197,9 +187,8 @@ def _hash_heads(words, size, width, seed, heads):
 def _hash_windows(data, words, starts, stops, head, heads, hashes):
     """Write the MurmurHash3_x86_32 of each window to `hashes`; 0 becomes 1.
 
-    Window i is ``data[starts[i]:stops[i]]``. By byte of `data`, `heads` has the hash state after
-    the `head` bytes that begin there (a multiple of four), from `_hash_heads`, and `words` the mix
-    of the four bytes that begin there, from `_scramble_words`.
+    Window i is ``data[starts[i]:stops[i]]``. `heads` has the hash states after `head` bytes, from
+    `_hash_heads`, and `words` is from `_scramble_words`.
     """
     for window in range(len(hashes)):
         start, stop = starts[window], stops[window]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.settings.checks import check_choice, check_ordered
+from gpuclassify.settings.signatures import short
 
 # Character classes for RE2, which matches in linear time. White space is as in `str.isspace`.
 _BREAKS = r"\t-\r\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}　"
@@ -52,9 +53,8 @@ PRESETS = {
 def as_steps(names: Any) -> Any:
     """Convert names of normalization steps and presets to a tuple of names of steps.
 
-    `names` is one name, or a list or tuple of names. The result has each step once, in the order of
-    `STEPS`. A function and None are returned unchanged, and an empty list or tuple gives None.
-    Raises ValueError for an unknown name, and TypeError for a set.
+    It has each step once, in the order of `STEPS`. A function and None are returned unchanged, and
+    an empty list or tuple gives None.
     """
     if names is None or callable(names):
         return names
@@ -72,18 +72,18 @@ def normalized(
     """Normalize texts by named steps or a function from text to text.
 
     `steps` are keys of `STEPS`, applied in this order; "white_space" also removes spaces at both
-    ends. A function is not called for null and empty texts. A text that would become empty is
-    unchanged, and null stays null. Raises TypeError if the function returns None, a number or the
-    like instead of a text.
+    ends. A text that would become empty is unchanged, and null stays null. Raises TypeError if the
+    function returns something other than a text, such as bytes or None.
     """
     if callable(steps):
         values = [text and steps(text) for text in texts.to_pylist()]
-        try:
-            new = pa.array(values, texts.type)
-        except pa.ArrowTypeError as err:
-            raise TypeError(f"normalize= has to return a text for each text: {err}") from err
-        if new.null_count > texts.null_count:
-            raise TypeError("normalize= has to return a text for each text, and returned None")
+        others = [value for value in values if not isinstance(value, str)]
+        if len(others) > texts.null_count:
+            value = next((value for value in others if value is not None), None)
+            raise TypeError(
+                f"normalize= has to return a text for each text, and returned {short(value)}"
+            )
+        new = pa.array(values, texts.type)
     else:
         new = functools.reduce(lambda text, name: STEPS[name](text), steps, texts)
         new = pc.utf8_trim(new, " ") if "white_space" in steps else new

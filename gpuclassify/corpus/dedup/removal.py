@@ -89,8 +89,8 @@ def check_single(frame: Frame, name: str) -> None:
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
     """Return the dataset, lazily, without the documents that `gone` lists in a column ``document``.
 
-    They are document numbers, ``partition << 40 | row``. If `gone` has a column ``partitions``, a
-    result of `partitioning`, computing raises ValueError unless the dataset's partitions match.
+    If `gone` has a column ``partitions``, computing raises ValueError unless the dataset's
+    partitions match.
     """
     lists = by_partition(gone, dataset.npartitions).to_delayed(optimize_graph=False)
     drop = dask.delayed(drop_rows, pure=True)
@@ -107,9 +107,9 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
 def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int = 0) -> Any:
     """Drop rows from the partition with the number `partition`; return the rest.
 
-    The index of `gone` has the document numbers to drop, all of this partition. If `gone` has a
-    column ``partitions``, raises ValueError unless its positions were found in a frame of
-    `partitions` partitions, with as many rows in this one; else `partitions` is not used.
+    The index of `gone` has the document numbers to drop. If `gone` has a column ``partitions``,
+    raises ValueError unless this column fits a frame of `partitions` partitions with this
+    partition's number of rows.
     """
     if PARTITIONS in gone and (gone[PARTITIONS] != partitioning(partitions, len(frame))).any():
         count, rows = divmod(int(gone[PARTITIONS].iloc[0]), 1 << ROW_BITS)
@@ -124,10 +124,10 @@ def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int 
 
 
 def removed(duplicates: Frame) -> pd.DataFrame:
-    """Return the first column (ids or document numbers) of the rows of `duplicates` to drop.
+    """Return the first column (ids or document numbers) of the rows to drop, as a pandas frame.
 
-    These are rows whose ``keep`` is false, and whose ``is_earlier`` is false, if there is such a
-    column. The result is a pandas frame, with the column ``partitions`` as well, if there is one.
+    Their ``keep`` is false, and so is their ``is_earlier``, if there is such a column. A column
+    ``partitions`` is kept, too.
     """
     plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)
@@ -140,10 +140,7 @@ def removed(duplicates: Frame) -> pd.DataFrame:
 def numbered_ids(
     frame: Frame, partition: int, id_field: str, are_texts: bool = False
 ) -> pd.DataFrame:
-    """Return the ids of a partition's documents (``id``), with document numbers (``document``).
-
-    With `are_texts`, ids are converted to texts.
-    """
+    """Return a partition's ids, as texts if `are_texts`, in ``id``, and numbers in ``document``."""
     ids = to_pandas(frame[[id_field]])
     named = _as_texts(ids) if are_texts else ids
     numbers = document_numbers(partition, len(ids))
@@ -151,11 +148,7 @@ def numbered_ids(
 
 
 def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
-    """Raise RepeatedIdsError if an id is null or occurs twice; else return True.
-
-    `ids` has the columns ``id`` and ``document``, whose numbers identify partition and row in the
-    message. `id_field` is the name of the id column for the message.
-    """
+    """Return True, or raise RepeatedIdsError if an ``id`` is null or occurs twice."""
     is_null = ids["id"].isna()
     wrong = ids[is_null | ids["id"].duplicated(keep=False)].sort_values("document")
     if not len(wrong):
@@ -178,11 +171,7 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
 
 
 def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
-    """Return the numbers of the documents whose ids are in `gone`, in a column ``document``.
-
-    Both the dataset of `corpus`, which has no earlier corpus, and `gone` have ids in the column
-    `id_name`. Numbers are ``partition << 40 | row``. Raises TypeError if ids cannot be compared.
-    """
+    """Return the numbers of the documents whose ids are in `gone`, in a column ``document``."""
     ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
     check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
     are_texts = ours != theirs  # such as two string types, or two integer widths

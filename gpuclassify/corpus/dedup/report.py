@@ -35,18 +35,13 @@ class DeduplicationReport(ReportPart):
 
         It has ``steps``, with ``rows`` and ``seconds`` by name of the step, and ``duplicates``,
         counts as from `DuplicatesSummary.as_dict`, None until they are counted. The result is empty
-        if this job has no log. `directory` is the output, `job` the content of its ``job.json``,
-        and `stages` is not used.
+        if this job has no log.
         """
         ledger = read_ledger(directory, FOLDER, job["key"])
         return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return tiles with counts, and sections about steps, similarities, sources and groups.
-
-        Until duplicates are counted, there is only the section about steps. `report` is the content
-        of ``report.json``; without the entry ``deduplication``, nothing is added to the page.
-        """
+        """Return tiles and sections about the entry ``deduplication`` of ``report.json``."""
         ledger = report.get("deduplication")
         if ledger is None:
             return PagePart()

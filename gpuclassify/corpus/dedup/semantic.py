@@ -22,7 +22,6 @@ from gpuclassify.corpus.clusters.kmeans import (
     CENTROID_SAMPLES,
     TILE_NUMBERS,
     assign,
-    check_seed,
     fit_centroids,
     on_device,
     pack,
@@ -48,7 +47,7 @@ from gpuclassify.frames import Frame, backend_of
 from gpuclassify.frames.hashing import md5_digests
 from gpuclassify.frames.lazy import from_parts, reduce_tree
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.settings.checks import check_text
+from gpuclassify.settings.checks import check_seed, check_text
 from gpuclassify.settings.declared import declared, setting
 from gpuclassify.workers.retire import retire_on_broken_device
 
@@ -122,13 +121,7 @@ class SemanticDuplicates(Duplicates):
     libraries = ("sklearn",)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError for settings that contradict each other.
-
-        Such are two sources of embeddings, an embedder of another text column, or more clusters
-        than documents of the sample. Also raised for a seed of 2**32 or more, and if `id_field` is
-        a name such as "group", which the result uses. Without any source, `embedder` is set to the
-        name of the default model; if `source_field` is unset, it is set to `by`.
-        """
+        """Refuse contradictory settings; without `embedding_field`, set a missing `embedder`."""
         super().check_together()
         check_seed(self.seed)
         if self.n_clusters is not None and self.n_clusters > self.sample_size:
@@ -157,10 +150,8 @@ class SemanticDuplicates(Duplicates):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Find the documents that are similar to a document that stays.
 
-        The lazy result has columns ``document``, ``root`` (the document that stays, which has a
-        row, too), ``similarity`` and ``near_border``, as in `match_clusters`. ``keep(name, frame)``
-        is called for intermediate frames and the result: it may write a frame to files, and returns
-        the frame to go on with. The embedder, if any, is prepared: its model is looked up.
+        The lazy result has the columns of `match_clusters`. The embedder, if any, is prepared: its
+        model is looked up.
         """
         embedder = self.make_embedder()
         if embedder is not None:
@@ -188,10 +179,7 @@ class SemanticDuplicates(Duplicates):
         return keep("components", moved.map_partitions(match_clusters, meta=meta, **matched))
 
     def make_embedder(self) -> Embedder | None:
-        """Return `embedder`, or a new `Embedder` of the model that it names.
-
-        Returns None if `embedding_field` names existing embeddings.
-        """
+        """Return `embedder`, or an `Embedder` of the model that it names; None if it is unset."""
         if isinstance(self.embedder, str):
             return Embedder(model=self.embedder, text_field=self.text_field)
         return self.embedder
@@ -222,11 +210,10 @@ def embedding_frame(
     """Return the embeddings of a partition's documents, with ids and ranks.
 
     Documents with a null or empty text, or a null or all-zero embedding, are left out. Columns are
-    ``document`` (int64), ``number`` (int64, a hash of the text, or of the vector if it is read, to
-    draw a sample), ``within`` (int64, the hash of the column `by`), ``embedding`` (bytes of
-    float32; vectors have length 1), ``id``, and ``rank_0`` and following (values of `keep_by`).
-    Texts are embedded by `embedder`; if it is None, embeddings are read from the column
-    `embedding_field` of `settings`. `partition` is the partition's number.
+    ``document`` (int64), ``number`` (int64, a hash of the text or vector, to draw a sample),
+    ``within`` (int64, the hash of the column `by`), ``embedding`` (bytes of float32; vectors have
+    length 1), and the columns of `ranking`. Texts are embedded by `embedder`; if it is None,
+    embeddings are read from the column `embedding_field` of `settings`.
     """
     digests, is_candidate = backend_of(frame).text_digests(frame, settings.text_field)
     if embedder is not None:
@@ -254,12 +241,10 @@ def embedding_frame(
 def sample_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Return the embeddings of a partition's documents with the smallest hashes.
+    """Return the partition's embeddings with the smallest hashes, up to `sample_size` of them.
 
-    There are `sample_size` documents (a value of `settings`), or fewer if the partition has fewer
-    distinct ones. Texts are embedded by `embedder`; if it is None, embeddings are read from a
-    column. Columns are ``number``, the hash of the text or vector, ascending, and ``embedding``
-    (bytes of float32).
+    Columns are ``number``, the hash of the text or vector, distinct and ascending, and
+    ``embedding`` (bytes of float32).
     """
     embeddings = embedding_frame(frame, partition, settings, embedder)
     return take_sample([embeddings[SAMPLE]], settings.sample_size)
@@ -268,9 +253,8 @@ def sample_frame(
 def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.DataFrame:
     """Fit cluster centroids to a sample; return them in a column ``embedding``, a row each.
 
-    `sample` is the result of `take_sample`, with columns ``number`` and ``embedding``. If it is
-    empty, the result is one vector without numbers. Logs a warning if more than a tenth of the
-    sample is near the border of a cluster.
+    If the sample is empty, the result is one vector without numbers. Logs a warning if more than a
+    tenth of the sample is near the border of a cluster.
     """
     vectors = unpack(sample["embedding"])
     if not len(vectors):
@@ -298,10 +282,8 @@ def to_clusters(
 ) -> pd.DataFrame:
     """Add each embedding's cluster, by the nearest centroid, and whether it is near the border.
 
-    `embeddings` are results of `embedding_frame`, and `centroids` of `find_centroids`. `threshold`
-    is the least cosine of near-duplicates. New columns are ``key`` (int64, equal for one cluster
-    and one value of the setting `by`) and ``near_border`` (bool: whether near-duplicates are likely
-    to be in the next cluster, an estimate). The columns ``number`` and ``within`` are dropped.
+    New columns are ``key`` (int64, equal for one cluster and one value of the setting `by`) and
+    ``near_border`` (bool, by `border_width`). The columns ``number`` and ``within`` are dropped.
     """
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
     clusters, _, borders = assign(vectors, centres)
@@ -317,10 +299,9 @@ def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: flo
     `embeddings` are results of `to_clusters`, with all rows of each ``key``. Documents of
     partitions from `own_partitions` on belong to an earlier corpus, and stay. Columns of the result
     are ``document``, ``root`` (int64, the document that stays; it has a row, too), ``similarity``
-    (float32) of both (1 if they are the same), and ``near_border`` (int64). The latter counts the
-    documents of a cluster near its border, without the earlier corpus, in the row of the cluster's
-    first document, and is 0 in other rows. First documents with such a count have a row in any
-    case; others without a similar document are left out.
+    (float32) of both, and ``near_border`` (int64). The latter counts the documents of a cluster
+    near its border, without the earlier corpus, in the row of the cluster's first document, and is
+    0 in other rows. Documents with neither a similar document nor such a count are left out.
     """
     embeddings = ranked(embeddings, own_partitions, "key")
     keys, is_earlier = embeddings["key"].to_numpy(), embeddings["is_earlier"].to_numpy()
@@ -348,7 +329,7 @@ def estimate_documents(numbers: np.ndarray, size: int) -> int:
     `numbers` are the up to `size` smallest int64 hashes of distinct documents, ascending. The k-th
     smallest of n uniform numbers between 0 and 1 is about k / n (Bar-Yossef et al., "Counting
     Distinct Elements in a Data Stream", 2002); (k - 1) makes the estimate unbiased. Its relative
-    error is about 1 / sqrt(k). If there are fewer than `size` numbers, their count is exact.
+    error is about 1 / sqrt(k).
     """
     if len(numbers) < size:
         return len(numbers)
@@ -358,11 +339,10 @@ def estimate_documents(numbers: np.ndarray, size: int) -> int:
 def border_width(threshold: float, width: int) -> float:
     """Return the largest distance from the border of a cluster that counts as near it.
 
-    Near-duplicates of a document this near may be in the cluster beyond the border, where they are
-    missed. It is the typical distance, in the direction of the border, of a near-duplicate from its
-    document: sqrt(2 - 2 t) / sqrt(w) for the cosine t, `threshold`, in w dimensions, `width`. Unit
-    vectors with cosine t have the distance sqrt(2 - 2 t), and a random step in w dimensions has the
-    standard deviation 1 / sqrt(w) along any one of them.
+    Near-duplicates of a document this near may be beyond the border, where they are missed. It is
+    the typical distance, in the direction of the border, of a near-duplicate from its document:
+    unit vectors with cosine t, `threshold`, have the distance sqrt(2 - 2 t), and a random step in w
+    dimensions, `width`, has the standard deviation 1 / sqrt(w) along any one of them.
 
     The full distance sqrt(2 - 2 t) would be a strict bound, but not a useful one: 93 to 98% of
     MiniLM's embeddings were nearer to a border, and at most 2% of their pairs were split.
@@ -375,14 +355,11 @@ def match(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find, for each vector, the most similar one before it that stays, if it is similar enough.
 
-    A vector without such a vector stays itself. So each vector that goes is similar to one that
-    stays, not only to another that goes.
-
     `vectors` are float32 (rows, width), of length 1, and sorted with those to keep first; the first
-    `staying` vectors always stay. Similar means a cosine of at least `threshold`, minus 1e-6 for
-    rounding. Returns the row of the vector that stays, int64 (rows,) (its own row if it stays
-    itself), and the cosine with it, float32 (rows,), at most 1. At most `tile_numbers` cosines are
-    computed at a time.
+    `staying` vectors always stay, and so does each vector without a similar one. Similar means a
+    cosine of at least `threshold`, minus 1e-6 for rounding. Returns the row of the vector that
+    stays, int64 (rows,) (its own row if it stays itself), and the cosine with it, float32 (rows,),
+    at most 1.
     """
     points = on_device(vectors)
     limit = threshold - ROUNDING
@@ -405,8 +382,7 @@ def _most_similar(
     """Find the most similar survivor (a vector that stays) for each vector of a block.
 
     `survivors` are row indices in `points`. Returns each vector's largest cosine, -inf without
-    survivors, and the row index of that survivor, 0 without survivors. At most `tile_numbers`
-    cosines are computed at a time.
+    survivors, and the row index of that survivor, 0 without survivors.
     """
     best = np.full(len(block), -np.inf, np.float32)
     nearest = np.zeros(len(block), np.int64)
@@ -424,13 +400,11 @@ def _most_similar(
 def _match_within(
     cosines: np.ndarray, first: int, best: np.ndarray, nearest: np.ndarray, limit: float
 ) -> None:
-    """Update `best` and `nearest` of a block's vectors by earlier vectors of the block that stay.
+    """Update `best` and `nearest` in place by similar earlier vectors of the block that stay.
 
-    Both are changed in place. `best` has each vector's highest cosine with any vector before the
-    block that stays, and `nearest` the row of that vector in the whole cluster. A vector goes if
-    its `best` is at least `limit`. `cosines` are between the vectors of the block, which begins at
-    the row `first`. Only vectors with a cosine of at least `limit` to an earlier vector of the
-    block are updated.
+    `best` has each vector's highest cosine with a vector that stays, and `nearest` the row of that
+    vector in the cluster. A vector goes if its `best` is at least `limit`. `cosines` are between
+    the vectors of the block, which begins at the row `first`.
     """
     goes = best >= limit
     is_before = np.tri(len(cosines), k=-1, dtype=bool)

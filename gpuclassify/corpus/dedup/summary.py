@@ -28,8 +28,7 @@ class TooManyDuplicatesError(ValueError):
 class Group(NamedTuple):
     """Group of duplicates: number of documents, smallest id, and beginning of the kept text.
 
-    The beginning has up to 200 characters, after leading white space; it is empty if the text is
-    only white space.
+    The beginning has up to 200 characters, none if the text is only white space.
     """
 
     size: int
@@ -91,10 +90,7 @@ class DuplicatesSummary:
 
     @property
     def shown(self) -> list[str]:
-        """Lines that describe the five largest groups, by size and beginning of the text.
-
-        If there are groups of blank texts, a last line has the number of their documents.
-        """
+        """Lines that describe the five largest groups, and the documents of blank texts, if any."""
         texts = [(group.size, group.beginning.split()) for group in self.largest if group.beginning]
         shown = [f"{size:,} documents: {' '.join(text)[:SHOWN_CHARS]}" for size, text in texts]
         blank = [f"{self.blank:,} documents of white space alone"] if self.blank else []
@@ -139,8 +135,7 @@ class DuplicatesSummary:
 def count_documents(frame: Frame, partition: int, source_field: str | None) -> pd.DataFrame:
     """Count a partition's documents by source, in columns ``source`` and ``documents``.
 
-    Null values of `source_field` are the source "null". The only source is "" if `source_field` is
-    None. `partition` is not used.
+    The source is "null" for null, and "" for all documents if `source_field` is None.
     """
     if source_field is None:
         return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
@@ -159,10 +154,7 @@ def source_names(values: pd.Series) -> pd.Series:
 def summarize(
     documents: Sequence[pd.DataFrame], decisions: Sequence[DuplicatesSummary]
 ) -> DuplicatesSummary:
-    """Sum the counts of all partitions.
-
-    `documents` are results of `count_documents`, and `decisions` of `count_decisions`.
-    """
+    """Sum the results of `count_documents` and `count_decisions` of all partitions."""
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()
     for frame in documents:
@@ -214,11 +206,7 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
 def refuse(
     summary: DuplicatesSummary, max_removed_share: float | None, max_group_size: int | None
 ) -> None:
-    """Raise TooManyDuplicatesError if duplicates exceed one of the limits; None is no limit.
-
-    `max_removed_share` holds for all documents and for each source of 1,000 or more;
-    `max_group_size` is the maximum of documents in a group.
-    """
+    """Raise TooManyDuplicatesError if duplicates exceed one of the limits; None is no limit."""
     largest = summary.largest[0] if summary.largest else Group(0, None, "")
     if max_group_size is not None and largest.size > max_group_size:
         raise TooManyDuplicatesError(

@@ -49,7 +49,7 @@ from gpuclassify.models.head_network import (
     refuse_other_model,
 )
 from gpuclassify.models.tensors import check_digest
-from gpuclassify.settings.checks import check_count, check_values, with_plain_values
+from gpuclassify.settings.checks import check_seed, check_values, with_plain_values
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.paths import exists
 
@@ -523,7 +523,7 @@ def _check_fit(settings: Mapping[str, Any]) -> None:
     check_values(
         TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
     )
-    check_count("seed", settings["seed"], 0)
+    check_seed(settings["seed"], below=1 << 64)  # the limit of torch
     if settings["kind"] == "mlp" and settings["hidden_size"] is None:
         raise ValueError('hidden_size=None: kind="mlp" needs a width, such as 256')
     rate = settings["learning_rate"]

@@ -301,6 +301,38 @@ def test_values_that_are_never_equal_are_refused(ours, theirs):
         ExactDuplicates(by="of").remove(frame, against=earlier)
 
 
+def arrow_array(values, kind):
+    return pd.arrays.ArrowExtensionArray(pa.array(values, kind))
+
+
+STRINGS = {
+    "object": lambda ids: pd.Series(ids, dtype=object),
+    "string[python]": lambda ids: pd.array(ids, "string[python]"),
+    "string[pyarrow]": lambda ids: pd.array(ids, "string[pyarrow]"),
+    "string": lambda ids: arrow_array(ids, pa.string()),
+    "large_string": lambda ids: arrow_array(ids, pa.large_string()),
+    "string_view": lambda ids: arrow_array(ids, pa.string_view()),
+    "dictionary": lambda ids: arrow_array(ids, pa.dictionary(pa.int8(), pa.string())),
+    "category": lambda ids: pd.Categorical(ids),
+    "category of string": lambda ids: pd.Categorical(arrow_array(ids, pa.string())),
+}
+
+
+@pytest.mark.parametrize("kind", STRINGS)
+def test_ids_of_all_string_types_are_compared(kind):
+    duplicates = ExactDuplicates(id_field="id")
+    kinds = [STRINGS[kind], lambda ids: pd.array(ids, "str")]
+    for ours, theirs in itertools.permutations(kinds):
+        frame = pd.DataFrame({"id": ours(["y", "x", "z"]), "text": ["a", "a", "b"]})
+        found = duplicates(frame)
+        assert found["id"].tolist() == ["x", "y"]
+        same = frame.assign(id=theirs(["y", "x", "z"]))
+        assert remove_duplicates(same, found)["id"].tolist() == ["x", "z"]
+        earlier = pd.DataFrame({"id": theirs(["x"]), "text": ["a"]})
+        assert duplicates.remove(frame, against=earlier)["id"].tolist() == ["z"]
+        assert ExactDuplicates().remove(frame, against=earlier)["id"].tolist() == ["z"]
+
+
 def test_ids_that_another_type_would_round_are_refused():
     ours, theirs = (pd.DataFrame({"id": [2**60 + 1], "text": ["a"]}) for _ in range(2))
     theirs = theirs.astype({"id": "uint64"})
@@ -451,6 +483,7 @@ def test_a_wrong_column_is_refused_at_the_call(options, error, message, corpus):
         ({"id_field": 3}, "id_field=3 is not a column name"),
         ({"by": ""}, "by='' is not a text"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"seed": 1 << 32}, "seed=4294967296 must be below 4294967296"),
         ({"token_ngrams": None}, "token_ngrams=None is a NoneType: pass a whole number"),
         ({"keep_by": [3]}, "keep_by=3 is not"),
         ({"threshold": 1.5}, "threshold=1.5 is not from 0 to 1"),

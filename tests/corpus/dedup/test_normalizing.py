@@ -215,10 +215,19 @@ def test_names_are_steps_in_one_order():
 
 
 @pytest.mark.parametrize(
-    "function", [len, lambda text: None, lambda text: text if "a" in text else None]
+    ("function", "value"),
+    [
+        (len, "1"),
+        (lambda text: None, "None"),
+        (lambda text: text if "a" in text else None, "None"),
+        (str.encode, "b'a'"),
+        (lambda text: b"[" + bytes([255]), r"b'\[\\xff'"),
+        (lambda text: bytearray(b"a"), r"bytearray\(b'a'\)"),
+    ],
 )
-def test_a_function_that_makes_no_text_is_told(function):
-    with pytest.raises(TypeError, match="normalize= has to return a text for each text"):
+def test_a_function_that_makes_no_text_is_told(function, value):
+    message = rf"normalize= has to return a text for each text, and returned {value}$"
+    with pytest.raises(TypeError, match=message):
         ExactDuplicates(normalize=function)(pd.DataFrame({"text": ["a", "b", None]}))
 
 
