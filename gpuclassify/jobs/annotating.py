@@ -36,12 +36,11 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
     and a writer to one folder. If no job has begun there, or with ``options.restart``, the result
     is one job with all files. Otherwise it has each earlier job whose files are all present and
     unchanged, in order of their folders. A last job has the other files, if there are any: new
-    files, changed files, and files of unfinished jobs that cannot go on. Logs a warning with the
-    number of these files, and one with the names of annotated files that are gone.
+    files, changed files, and files of unfinished jobs that cannot go on. If there would be no job,
+    the result is one that `run` skips.
 
     Raises AnnotationError if files have changed since they were annotated, unless the writer has
-    ``redo_changed=True``, or if there is no such job, as when each earlier job has a file that is
-    gone. Raises JobChangedError if the settings differ from those of the last earlier job.
+    ``redo_changed=True``, and JobChangedError if the settings differ from the last earlier job's.
     """
     if options.restart or not writer.directory.has(JOB):
         return [make(reader, writer)]
@@ -82,11 +81,11 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
         narrowed = reader.select_files(todo, common_schema(columns))
         job = make(narrowed, writer.below(known.next_folder()))
         jobs.append(_use_set_types(job, known, todo))
-    if not jobs:
-        raise AnnotationError(
-            f"{known.shown} annotates only files that are gone or have changed, and nothing is "
-            "left to do"
-        )
+    if not jobs:  # planned for its checks
+        narrowed = reader.select_files(states, common_schema(columns))
+        job = make(narrowed, writer.below(known.next_folder()))
+        whole = replace(job.manifest, directory=known.store)
+        jobs.append(replace(job, manifest=whole, is_skipped=True))
     for job in jobs:
         job.manifest.check_like(known.jobs[max(known.jobs)])
     return jobs
@@ -95,10 +94,8 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
 def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> Job:
     """Return a copy of the job that writes its columns in the types of the annotation set.
 
-    A column keeps its type if the set lacks it, or its type there cannot hold all values of the
-    job's type, as int32 cannot for int64. The latter raises AnnotationError if `new` is not empty.
-    `new` are the input files of a job for new or changed files, named in the message; it is empty
-    for an earlier job of the set.
+    A column keeps its type if the set lacks it, or if its type there cannot hold all values. The
+    latter raises AnnotationError if the job is for new or changed files, named in `new`.
     """
     fields = []
     for field in job.spec.schema:
@@ -118,13 +115,10 @@ def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> J
 
 
 def add_decision_column(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
-    """Return a job's stages, changed so that a filter writes its decision to the column "keep".
+    """Return the stages, changed so that a filter writes its decision to the bool column "keep".
 
-    A stage that drops rows, and runs a model or supports `PartitionMap.keeping`, is replaced by a
-    copy that keeps all rows and writes this bool column. Raises ValueError if there are several
-    such stages, if one cannot write the column, or if a `RowFilter` such as `Select` drops rows.
-    Other stages are returned unchanged, also functions: whether these drop rows is checked when
-    they run.
+    Raises ValueError if that cannot be done, as for several filters, or for a `Select` that drops
+    rows. Functions are returned unchanged, even if they drop rows.
     """
     for mapper in mappers:
         if mapper.row_filter() is not None:

@@ -46,10 +46,9 @@ def run_tasks(
     """Yield the results of ``function(*task)`` for each task, in order of completion.
 
     `tasks` are tuples of arguments, and are taken from the iterable as earlier ones finish. Without
-    a client, tasks run in this process, one after another, and the first error is raised. With a
-    client, a task whose workers died, or that raises ConnectionError or TimeoutError, is submitted
-    up to three times in all. Its last error, or any other error of a task, is raised, and
-    ConnectionError if the scheduler is gone; then all unfinished tasks are cancelled.
+    a client, tasks run in this process, one after another. With a client, a task whose workers
+    died, or that raises ConnectionError or TimeoutError, is submitted up to three times in all. If
+    an error is raised, all unfinished tasks are cancelled.
     """
     if client is None:
         yield from itertools.starmap(function, tasks)
@@ -90,10 +89,7 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
     """Yield the results of delayed tasks that may share inputs, in order of completion.
 
     Without a client, this process computes all of them before it yields the results, in the order
-    of `tasks`. With a client, a task whose workers died, or that raises ConnectionError or
-    TimeoutError, is submitted up to three times in all. Its last error, or any other error of a
-    task, is raised, and ConnectionError if the scheduler is gone; then all other tasks are
-    cancelled.
+    of `tasks`. With a client, failed tasks are treated as in `run_tasks`.
     """
     if client is None:
         # The name of a scheduler would make Dask import distributed.
@@ -121,12 +117,10 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
 def digest_files(
     client: Client | None, directory: Store, names: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, SHA-256, "") of each file, or (name, "", reason) if missing or unreadable.
+    """Yield (name, SHA-256, "") of each file, or (name, "", reason) if it cannot be read.
 
-    `names` are paths relative to `directory`, and a SHA-256 is 64 hex digits. Workers of `client`
-    read the files, in batches that are yielded in order of completion. Without a client, threads of
-    this process read them. Only missing files and I/O errors are reasons; other errors, such as of
-    the network, are raised.
+    `names` are paths relative to `directory`. Workers of `client` read the files, or threads of
+    this process if it is None. The order may differ from `names`. See `Store.digests`.
     """
     starts = range(0, len(names), FILES_A_TASK)
     batches = [names[start : start + FILES_A_TASK] for start in starts]
@@ -137,10 +131,7 @@ def digest_files(
 
 @contextlib.contextmanager
 def _warn_of_pauses(client: Client) -> Iterator[None]:
-    """Log a warning if all workers are paused, so that they take no tasks, while the block runs.
-
-    A thread looks every five seconds. A pause is logged once, if two successive looks find it.
-    """
+    """Log a warning if all workers stay paused, and so take no tasks, while the block runs."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -173,12 +164,10 @@ def _warn_of_pauses(client: Client) -> Iterator[None]:
 def _settled(
     completed: Iterable[Future], retry: Callable[[Future], Future]
 ) -> Iterator[tuple[Future, Any]]:
-    """Yield each completed future with its result, and retry tasks that lost their worker.
+    """Yield each completed future with its result, and retry tasks as `run_tasks` describes.
 
     `retry` starts the task of a failed future again, adds its future to `completed`, and returns
-    it. A task whose workers died, or that raises ConnectionError or TimeoutError, is submitted up
-    to three times in all. Raises its last error, any other error of a task, and ConnectionError if
-    the scheduler has lost the tasks.
+    it.
     """
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
@@ -224,9 +213,8 @@ class ModelProbe:
     def run(self, memory_bytes: int) -> None:
         """Load each mapper's model in turn, and run it on one short text.
 
-        `memory_bytes` is this worker's share of the host's free memory. Raises MisfitError if the
-        weights of a model exceed the free memory while no other model is loaded, or the error that
-        stops the model.
+        `memory_bytes` is this worker's share of the host's free memory. Raises the error of a model
+        that does not run, such as MisfitError if its weights exceed the free memory.
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
@@ -237,11 +225,8 @@ class ModelProbe:
 def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:
     """Raise PreflightError if the client's workers cannot run a job's pipeline stages.
 
-    Workers must have the client's versions of the packages in `preflight.DECISIVE`, and load and
-    run the models of `stages`. No two may use one GPU, if the job may use GPUs (see `may_use_gpu`).
     `backend` is the library of the frames, "pandas" or "cudf". Nothing is checked if
-    ``gpuclassify.preflight`` in Dask's config is false. See `check_workers` for workers that join
-    or leave.
+    ``gpuclassify.preflight`` in Dask's config is false. `check_workers` describes the checks.
     """
     if not dask.config.get(SETTING, True):
         return
@@ -251,19 +236,14 @@ def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) 
 
 
 def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
-    """Return whether a job uses the GPUs of workers that have one.
-
-    It does if `backend`, the library of its frames, is "cudf", or if the settings of one of its
-    `mappers` let its model run on a GPU.
-    """
+    """Return whether a job uses GPUs of its workers, if any: for cudf frames, or for a model."""
     return backend == "cudf" or any(mapper.runner.takes_gpu for mapper in mappers)
 
 
 def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
     """Raise MisfitError if a model's weights are larger than the free memory of its device.
 
-    The CPU's free memory is `memory_bytes`, this worker's share of the host's; a GPU's is measured.
-    Nothing is checked if this process holds models already, because these can be evicted.
+    `memory_bytes` is this worker's share of the CPU's. Nothing is checked if models are loaded.
     """
     from gpuclassify.inference.residency import MODELS
 

@@ -28,7 +28,7 @@ from gpuclassify.jobs.ledger.encoding import (
     plain_folder_types,
 )
 from gpuclassify.jobs.ledger.manifest import Manifest, RunOptions
-from gpuclassify.jobs.ledger.records import JobChangedError, Record, check_current
+from gpuclassify.jobs.ledger.records import JobChangedError, Record, check_current, key_in
 from gpuclassify.jobs.output.annotations import BOOKKEEPING, annotation_schema
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.provenance import Provenance, hub_datasets
@@ -53,21 +53,13 @@ logger = logging.getLogger(__name__)
 
 
 class PartsNote(str):
-    """Note that a job adds to an error: the number of parts written, and how to continue.
-
-    Workers may still write parts when the note is made. `counted_again` updates the number when all
-    workers have stopped.
-    """
+    """Note that a job adds to an error: the number of parts written, and how to continue."""
 
     manifest: Manifest
 
     @classmethod
     def make(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
-        """Make the note that is added to an error which stops a job, to say how to continue.
-
-        It states the number of output parts that are written, unless they cannot be listed. With a
-        `client`, it adds that workers may still finish parts; None if the job ran in this process.
-        """
+        """Make the note. With a `client`, it adds that workers may still finish parts."""
         parts = "parts that are done"
         with contextlib.suppress(Exception):  # listing may fail for the same reason as the job
             parts = f"{manifest.written()} of {manifest.count} parts"
@@ -84,9 +76,7 @@ class PartsNote(str):
     def counted_again(cls) -> Iterator[None]:
         """Update the number of written parts in the notes of an error that leaves the block.
 
-        Notes are the texts that ``add_note`` attaches to an exception. Those of this class are made
-        again, without the remark that workers may still finish parts. Put it around the block that
-        ends the workers, which may write parts until then.
+        Put it around the block that ends the workers, which may write parts until then.
         """
         try:
             yield
@@ -101,8 +91,8 @@ class Job:
     """Planned and checked job: source of the parts, settings of the tasks, metadata and writer.
 
     A part is a slice of the input that one task reads and writes. `earlier` are jobs of the same
-    annotation set, a directory with new columns for input files; they are finished before this job,
-    which adds the columns of new files.
+    annotation set, which `run` finishes before this job. With `is_skipped`, all files are annotated
+    already, and this job writes nothing.
     """
 
     source: Source
@@ -110,6 +100,7 @@ class Job:
     manifest: Manifest
     writer: FileWriter
     earlier: tuple[Job, ...] = ()
+    is_skipped: bool = False
 
     @property
     def restart(self) -> bool:
@@ -134,36 +125,32 @@ class Job:
     def needs_workers(self) -> bool:
         """Return whether `run` has parts to do or files to upload, also for `earlier` jobs.
 
-        If not, no cluster has to be started. This process verifies the output of a finished job for
-        this, which may read all of its files.
+        This may read all files of a finished job's output, to verify them.
         """
         if any(job.needs_workers() for job in self.earlier):
             return True
+        if self.is_skipped:
+            return False
         is_done = not self.restart and self.manifest.is_complete()
         return not (is_done and self.writer.is_uploaded())
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
         """Run or continue the `earlier` jobs and this job; return the `JobSummary` of this job.
 
-        Without a `client`, everything runs in this process. ``report(parts_done, parts,
-        summary_so_far)`` is called for each of these jobs, at first, after every part and after
-        every joined file. Raises TypeError if `client` is no synchronous Client of Dask.
+        Without a `client`, everything runs here. ``report(parts_done, parts, summary_so_far)`` is
+        called for each of these jobs, at first, after every part and after every joined file.
         """
         with self.current(client):
             return self.write(client, report)
 
     def write(self, client: Client | None, report: Report | None) -> JobSummary:
-        """Write the missing parts, join them, write report and manifest, and upload the output.
-
-        The `earlier` jobs are written first. Parts are written by workers of `client`, which must
-        be Dask's current client already, or by this process if it is None. ``report(parts_done,
-        parts, summary_so_far)``, unless it is None, is called for each job, at first, after every
-        part and after every joined file. Returns the summary of this job without `earlier` ones. It
-        includes parts that earlier runs wrote. Most errors get a note on how to continue.
-        """
+        """Do the same as `Job.run`, in a block of `current` with the same client."""
         for job in self.earlier:
             job.write(client, report)
         summary = JobSummary(output=str(self.directory))
+        if self.is_skipped:
+            _show(report, self.source.count, self.source.count, summary)
+            return summary
         done: dict[str, int | None] = {}  # bytes of each part; None if it is joined
         for record in self.begin(client):
             summary.add(record, is_resumed=True)
@@ -202,12 +189,14 @@ class Job:
     def begin(self, client: Client | None = None) -> Iterator[Record]:
         """Prepare the output directory, and yield the records of undamaged finished parts.
 
-        A file of several joined parts has one record. Damaged parts are removed, and with `restart`
-        the output of earlier runs. The iterator must be exhausted. Workers of `client` verify the
-        files; None: this process does.
+        A file of several joined parts has one record. The iterator must be exhausted; see
+        `Manifest.begin`.
         """
         if self.restart and self.writer.annotates:  # removes the set's later jobs, too
             for folder in later_folders(self.directory):
+                # Parts go before job.json: an interrupt would leave a set that cannot be opened.
+                later = self.directory.below(folder)
+                later.remove(*(name for name in later.sizes() if key_in(name) is not None))
                 self.directory.remove_folder(folder)
         return self.manifest.begin(functools.partial(digest_files, client))
 
@@ -275,10 +264,7 @@ class Job:
     def run_tasks(
         self, client: Client | None, todo: Sequence[int], spec: TaskSpec
     ) -> Iterator[Record]:
-        """Run one task for each part in `todo`; yield the parts' records in order of completion.
-
-        `todo` has numbers of parts, and `spec` the settings of all tasks.
-        """
+        """Run tasks with settings `spec` for part numbers `todo`; yield records as they come."""
         names, packed = self.manifest.names(), spec.pack()
         if isinstance(self.source, FileSource):
             self.source.share_tokens()
@@ -292,9 +278,9 @@ class Job:
     def current(self, client: Client | None) -> Iterator[None]:
         """Make the client current in the block, and send workers the secrets of the job.
 
-        The stages are prepared again, because they send their secrets, such as tokens, through the
-        current client. If `client` is None, nothing is done. Raises TypeError unless it is None or
-        a synchronous Client of Dask.
+        The stages are prepared again, because they send their secrets through the current client.
+        If `client` is None, nothing is done. Raises TypeError unless it is None or a synchronous
+        Client.
         """
         if client is None:
             yield
@@ -331,19 +317,16 @@ def make_job(
 ) -> Job:
     """Make a job from a source, a chain of stages and a writer, and check its output.
 
-    Nothing is written. `options` say how to treat the output of earlier runs. `backend` is the
-    library of the frames that stages get, "pandas" or "cudf". `on_error` says whether rows that
-    cannot be read or classified stop the job ("raise") or are set aside ("quarantine"). `identity`
-    has further settings that identify the job, by heading (see `identity_of`), and `code` is Python
-    code that makes it, for the report. `source_field` is a column by whose values the report counts
-    rows. `examples` is the number of the most certain texts, and of the least certain, that the
-    report shows per label. `rules` are sentences on the rows that a recipe drops or changes, for
-    the provenance.
+    Nothing is written. `backend` is the library of the frames that stages get, "pandas" or "cudf".
+    `on_error` says whether rows that cannot be read or classified stop the job ("raise") or are set
+    aside ("quarantine"). `identity` has further settings that identify the job (see `identity_of`),
+    and `code` is Python code that makes it, for the report. `source_field` is a column by whose
+    values the report counts rows. `examples` is the number of the most certain texts, and of the
+    least certain, that the report shows per label. `rules` are sentences on the rows that a recipe
+    drops or changes, for the provenance.
 
-    Raises ValueError if the output would be read as input, or if input or output lacks the column
-    `source_field`. Raises TypeError or ValueError if files cannot hold a column, or a partition
-    column is not valid. Raises the errors of `Manifest.check`, such as JobChangedError if the
-    output belongs to another job.
+    Raises TypeError or ValueError if source, stages and settings do not fit, and the errors of
+    `Manifest.check`, such as JobChangedError and FileExistsError.
     """
     directory = writer.directory
     source.refuse_output(directory, writer.sample_name)
@@ -385,12 +368,9 @@ def make_job(
 
 
 def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings: Any) -> TaskSpec:
-    """Make the settings that all tasks of a job share.
+    """Make the settings that all tasks of a job share; `settings` are further fields of `TaskSpec`.
 
-    `settings` are further fields of `TaskSpec`: `backend`, `on_error`, `source_field`, `examples`.
-    The storage options of the source are remembered, to be sent to workers as secrets. If the
-    writer writes annotations (new columns for rows of files), raises TypeError for a Dask frame,
-    and ValueError if names of columns collide or no column is new.
+    The storage options of the source are remembered, to be sent to workers as secrets.
     """
     meta = source.meta
     keep_index = source.has_index and writer.keeps_index
@@ -430,10 +410,7 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
 
 
 def input_columns(source: Source) -> pa.Schema | None:
-    """Return the columns that are read from input files; None if the source is a Dask frame.
-
-    Columns from folder names, paths and annotation sets are not included.
-    """
+    """Return the columns that are stored in the input files; None if the source is a Dask frame."""
     schema = source.input_schema
     return schema and pa.schema([schema.arrow.field(name) for name in schema.file_fields])
 
@@ -441,9 +418,8 @@ def input_columns(source: Source) -> pa.Schema | None:
 def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:
     """Return the columns that the stages in `chain` add to the input `source`.
 
-    `schema` has all columns of the stages' result. Raises ValueError if none is new, if a stage
-    writes a column of the input, if a name is one of the columns that annotations always have, or
-    if the reader adds a column of paths.
+    `schema` has all columns of the stages' result. Raises ValueError if annotations cannot have the
+    new ones, or if there are none.
     """
     if source.reader.path_field is not None:
         raise ValueError(
@@ -465,13 +441,11 @@ def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sche
 def _schema_to_annotate(
     source: FileSource, chain: Chain, on_error: str, source_field: str | None
 ) -> InputSchema:
-    """Return the schema to read the input of a job that annotates: the columns that stages need.
+    """Return the schema to read the input of a job that annotates: the columns that it needs.
 
-    It also has `source_field`, the column by which the report counts rows; None: no such column. It
-    has all columns if stages may read any, or if bad rows do not raise (`on_error` is not "raise"),
-    because fewer columns could change which rows are left out. If stages need no column, it has one
-    of the files. Tables also get the rows' positions (`has_positions`). Raises ValueError if the
-    input has a column ``_file`` or ``_place``.
+    It has all columns if stages may read any, or if `on_error` is not "raise", because fewer
+    columns could change which rows are left out. Tables also get the rows' positions
+    (`has_positions`).
     """
     schema = source.input.schema
     if on_error == "raise" and chain.is_row_wise:
@@ -489,9 +463,8 @@ def _schema_to_annotate(
 def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
     """Return the settings that change a job's results, by heading: input, each stage, output.
 
-    Headings are such as "input", "input file", "stage 1 Select" and "output". Values are dicts of
-    JSON values by name. A later run with other settings is another job, and may not continue this
-    one. `on_error` is not included, so it may change.
+    Values are dicts of JSON values by name. A later run with other settings is another job, and may
+    not continue this one. `on_error` is not included, so it may change.
     """
     stages = {
         f"stage {number} {stage.__name__}": describe(stage)

@@ -99,10 +99,7 @@ class Pipeline(Recipe):
         return self.stages[0], self.stages[1:-1], self.stages[-1]
 
     def job_settings(self) -> dict[str, Any]:
-        """Return ``source_field`` and ``examples``, this pipeline's arguments for `make_job`.
-
-        They change the job's report, but not the rows that it writes.
-        """
+        """Return ``source_field`` and ``examples``, this pipeline's arguments for `make_job`."""
         return {"source_field": self.source_field, "examples": self.examples}
 
     @with_plain_values
@@ -143,6 +140,7 @@ class Pipeline(Recipe):
         from gpuclassify.jobs.plan import make_plan
 
         check_count("sample_rows", sample_rows)
+        check_count("seed", seed, 0)
         if not self.stages:
             raise TypeError("a Pipeline of no stages: its first one must be a reader")
         reader, *middle = self.stages

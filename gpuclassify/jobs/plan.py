@@ -161,11 +161,9 @@ def make_plan(
 ) -> Plan:
     """Plan a job: draw a sample of rows, count its tokens, and run the stages on some of it.
 
-    About `sample_rows` rows are drawn, equal ones for an equal `seed`. The stages are timed for
-    about `trial_seconds`; None times nothing. Functions among them are also run once on the sample,
-    in either case, because they may drop rows. The `chain` of stages is checked already, and
-    prepared if it is to be timed. Rows that cannot be read or scored raise, or are left out if
-    `on_error` is "quarantine". Raises UnreadableInputError if the input has no rows.
+    The `chain` of stages is checked already, and prepared unless `trial_seconds` is None.
+    `Pipeline` and `Pipeline.plan` describe the other arguments. Raises UnreadableInputError if the
+    input has no rows.
     """
     stored: list[int | None] = [None]
     if isinstance(source, FileSource):
@@ -226,11 +224,7 @@ def make_plan(
 
 
 def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
-    """Return the rows and columns that a function makes of `frame`, rows of the sample.
-
-    If it fails, or its result has index values that are repeated or new, appends a sentence to
-    `warnings`, and returns `frame`.
-    """
+    """Return the function's result for `frame`, or `frame`, with a new warning, if that fails."""
     try:
         mapped = stage.map_frame(frame)
         if mapped.index.is_unique and mapped.index.isin(frame.index).all():
@@ -250,11 +244,9 @@ def _count(
 ) -> tuple[ClassifierPlan, dict[str, int]]:
     """Tokenize `frame`'s texts; return the mapper's plan, and the bytes of its weights by file.
 
-    The bytes are {} if the sizes of weights are unknown.
-    `frame` has the rows of `sample` that this mapper gets, and its index their positions there. At
-    these positions, adds the number of tokens that the model reads of each row to `tokens`, and
-    sets `nulls` to True if the row has no text; both arrays have an element for each row of
-    `sample`.
+    The index of `frame` has the positions of its rows in `sample`. At these positions, adds the
+    number of tokens that the model reads to `tokens`, and sets `nulls` to True if a row has no
+    text. The bytes are {} if the sizes of weights are unknown.
     """
     most, rows = mapper.options.max_chars, frame.index.to_numpy()
     column = mapper.list_texts(frame, None)
@@ -304,9 +296,7 @@ def _time(
     """Time the stages on rows of the sample for about `seconds`, in several runs.
 
     A row's work is its number in `tokens`, or 1 if all are 0. `meter` measures the CPU load by
-    other processes; None if a model runs on a GPU. `dtypes` is from `Chain.meta_dtypes`. If
-    `on_error` is "quarantine", rows that cannot be scored are left out; otherwise, they raise.
-    Models that this loads are removed from memory at the end.
+    other processes; None if a model runs on a GPU. Models that this loads are removed from memory.
     """
     from gpuclassify.inference.residency import MODELS
 
@@ -357,12 +347,11 @@ def _time(
 def time_range(
     whole: float, runs: list[tuple[float, float]], load: CpuLoad | None
 ) -> tuple[float, float, float]:
-    """Extrapolate the time of some runs to `whole` units of work, such as tokens.
+    """Estimate the seconds for `whole` units of work: about, at least, and at most.
 
-    A run is a pair of units of work and seconds. Returns three numbers of seconds: as measured; at
-    the speed of the fastest run, on an idle machine; and at the speed of the slowest run, or under
-    the machine's `load`, if that is longer. Without a `load`, the machine counts as idle. Returns
-    zeros if the runs have no units of work.
+    A run is a pair of units of work, such as tokens, and seconds. `load` is the machine's load
+    during the runs; None counts as idle. The least is for an idle machine, at the speed of the
+    fastest run. All are 0 if the runs have no units of work.
     """
     if not (units := sum(own for own, _ in runs)):
         return 0.0, 0.0, 0.0

@@ -48,11 +48,9 @@ class Maker:
     annotations: str = ""  # name of the annotation set that the columns were read from
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes of this classifier or function as a dict of JSON values.
+        """Return the attributes as a dict of JSON values, without empty ones except ``columns``.
 
-        Keys are the attributes' names, but `kind` has the key ``class``. ``columns`` is a list,
-        ``settings`` a dict, and other values are strings. Empty ones except ``columns`` are left
-        out.
+        Keys are the attributes' names, but `kind` has the key ``class``. ``settings`` is a dict.
         """
         texts = zip(_TEXTS, self._texts(), strict=True)
         found = {"columns": [*self.columns], **{name: text for name, text in texts if text}}
@@ -62,10 +60,7 @@ class Maker:
         return self.kind, self.model, self.commit, self.licence, self.citation, self.annotations
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return the attributes except `columns` as pairs of a name and a text, to show them.
-
-        `kind` is called "class". Empty ones are left out.
-        """
+        """Return pairs of a name and a text to show, without `columns` and empty attributes."""
         settings = "" if self.settings == "{}" else self.settings
         pairs = [*zip(_TEXTS, self._texts(), strict=True), ("settings", settings)]
         return [(name, text) for name, text in pairs if text]
@@ -91,8 +86,8 @@ class Provenance:
 
         A stage that adds columns gives a `Maker`. A filter gives a condition, and so does a
         function that adds no column. `meta` is the input's frame without rows, and `earlier` the
-        provenance of the input, whose entries come first. `rules` are sentences on how a recipe
-        drops or changes rows; they become conditions. Long texts and lists are cut.
+        input's provenance. `rules` are sentences on how a recipe drops or changes rows; they become
+        conditions.
         """
         makers, conditions = [*earlier.makers], [*earlier.conditions, *rules]
         for mapper in chain.mappers:
@@ -116,10 +111,9 @@ class Provenance:
 
     @classmethod
     def parse(cls, value: Any) -> Provenance:
-        """Parse `value`, a result of `as_dict` in a ``job.json`` that anybody may have written.
+        """Parse a result of `as_dict` in a ``job.json`` that anybody may have written.
 
-        None is an empty provenance. Raises ValueError for values of another type or size than jobs
-        write.
+        None is an empty provenance. Raises ValueError for types and sizes that jobs do not write.
         """
         if value is None:  # job.json has no provenance
             return cls()
@@ -145,10 +139,10 @@ class Provenance:
         return cls(tuple(makers), inputs, sets, tuple(conditions))
 
     def read_as(self, names: Mapping[str, str], name: str) -> Provenance:
-        """Return the provenance of the columns that frames read from an annotation set.
+        """Return the provenance of columns that are read from the annotation set called `name`.
 
         This object is the set's own provenance. `names` maps column names in the set to names in
-        frames, and `name` is the name of the set. Inputs and conditions of the set are left out.
+        frames. Inputs and conditions of the set are left out.
         """
         makers = [
             replace(maker, columns=columns, annotations=name)
@@ -167,10 +161,7 @@ class Provenance:
         )
 
     def only(self, columns: Collection[str]) -> Provenance:
-        """Return the provenance with only these `columns`.
-
-        Makers that made none of them are left out. Inputs, annotation sets and conditions stay.
-        """
+        """Return a copy with makers of these `columns` only; inputs, sets and conditions stay."""
         makers = [
             replace(maker, columns=kept)
             for maker in self.makers
@@ -182,8 +173,7 @@ class Provenance:
         """Return the provenance as a dict of JSON values, which `parse` reads.
 
         Its keys are ``columns`` (a list of `Maker.as_dict`), ``inputs`` (dicts with ``name`` and
-        ``commit``), ``annotations`` (dicts with ``name`` and ``digest``) and ``conditions``
-        (texts). Long lists are cut.
+        ``commit``), ``annotations`` (with ``name`` and ``digest``) and ``conditions`` (texts).
         """
         inputs, sets = self.inputs[:MOST_ENTRIES], self.annotations[:MOST_ENTRIES]
         return {
@@ -196,10 +186,9 @@ class Provenance:
     def metadata(self) -> dict[bytes, bytes]:
         """Return the provenance as key-value metadata of a Parquet file, or {} if there is none.
 
-        The key is ``gpuclassify``. The value is JSON like `as_dict`, without settings and
-        citations. If it would exceed 8,000 bytes, ``columns`` is left out; if it still would, only
-        ``conditions`` (filters and functions that rows have passed) is kept; if that alone exceeds
-        8,000 bytes, the result is {}. ``job.json`` has all.
+        The value is JSON like `as_dict`, without settings and citations. If it would exceed 8,000
+        bytes, ``columns`` is left out; if it still would, only ``conditions`` is kept; if that is
+        still too long, the result is {}.
         """
         full = self.as_dict()
         full["columns"] = [
@@ -236,10 +225,9 @@ class Provenance:
 
 
 def card(report: Mapping[str, Any]) -> str:
-    """Return a dataset card in Markdown on the provenance in a job's report; text is escaped.
+    """Return a dataset card in Markdown on the provenance in a job's report, or "" if it has none.
 
-    `report` is the report as JSON values, from `gpuclassify.jobs.report.report.report_of`. Returns
-    "" if it has no provenance.
+    `report` is from `gpuclassify.jobs.report.report.report_of`.
     """
     known = Provenance.parse(report.get("provenance"))
     if not known:
@@ -272,9 +260,8 @@ def card(report: Mapping[str, Any]) -> str:
 def with_section(text: str, section: str, key: str) -> str:
     """Return the dataset card `text` with `section`, a result of `card`, added or replaced.
 
-    The section is enclosed in two HTML comments with `key`, which identifies it, such as a hash of
-    a folder on the Hub. If `text` has a section in comments with this key, the new one takes its
-    place; otherwise, it is added at the end. The rest of `text` stays.
+    HTML comments with `key`, such as a hash of a folder on the Hub, enclose the section. A section
+    in comments with the same key is replaced; otherwise, it is added at the end.
     """
     start, end = f"<!-- gpuclassify {key} -->\n", f"<!-- end of gpuclassify {key} -->\n"
     section = f"{start}{section.removeprefix(FRONT).strip()}\n{end}"
@@ -294,10 +281,7 @@ def hub_datasets(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _distribution(column: str, report: Mapping[str, Any]) -> list[str]:
-    """Return a Markdown table of rows by a column's labels or by bins of its scores, as lines.
-
-    Returns [] if the job's `report` has neither.
-    """
+    """Return lines of a Markdown table of rows by a column's labels or scores, [] if unknown."""
     counts = report.get("labels", {}).get(column)
     if counts:
         rows = [(markdown(f"{label}"), count) for label, count in counts.items()]
@@ -330,10 +314,7 @@ def _clip(text: str) -> str:
 
 
 def _shortened(settings: Mapping[str, Any]) -> str:
-    """Return settings as a JSON object of limited size, without folders of absolute paths.
-
-    Long values are cut, and settings from the first that exceeds the total limit are left out.
-    """
+    """Return settings as a JSON object of limited size, without folders of absolute paths."""
     kept: dict[str, Any] = {}
     room = 4 * MOST_CHARS
     for name, value in settings.items():
@@ -365,11 +346,7 @@ def _text(value: Any) -> str:
 
 
 def _values(owner: Any, name: str, kind: type, most: int) -> Sequence[Any]:
-    """Return the list ``owner[name]``, [] if missing.
-
-    Raises ValueError if `owner` is no dict, ``owner[name]`` is no list or has more than `most`
-    items, or an item is not of the type `kind`.
-    """
+    """Return the list ``owner[name]``, [] if missing, after checks of its length and items."""
     values = owner.get(name, []) if isinstance(owner, dict) else owner
     if not isinstance(owner, dict) or not isinstance(values, list):
         raise ValueError(f"its provenance has {type(values).__name__} as {name}")

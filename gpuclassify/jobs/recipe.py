@@ -61,8 +61,7 @@ class Recipe(Declared):
     def ledger(self) -> str:
         """Path, relative to the output, of the file that shows that steps are finished.
 
-        By default, it is the file of `Steps.ledger`, in `folder`. A recipe that stores its result
-        in another file there overrides it. A restart removes the file before the rest of `folder`.
+        A recipe that stores its result in another file in `folder` overrides it.
         """
         return f"{self.folder}/{LEDGER}"
 
@@ -73,10 +72,7 @@ class Recipe(Declared):
         """Return the reader, the stages and the writer; raise TypeError if one is missing."""
 
     def other_inputs(self) -> dict[str, Any]:
-        """Return the other inputs that steps read, by name: readers or Dask frames.
-
-        An example is an earlier corpus. Default: none.
-        """
+        """Return other inputs that steps read, by name: readers or Dask frames; by default none."""
         return {}
 
     def step_mappers(self) -> list[PartitionMap]:
@@ -84,63 +80,51 @@ class Recipe(Declared):
         return []
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise TypeError or ValueError unless the settings fit the input of a planned job.
-
-        Default: everything fits.
-        """
+        """Raise TypeError or ValueError unless the settings fit the input; default: do nothing."""
 
     def job_settings(self) -> dict[str, Any]:
         """Return further keyword arguments for `gpuclassify.jobs.job.make_job`; by default none."""
         return {}
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the recipe's settings that change results; a run with other ones is another job.
+        """Return the recipe's settings that change results, as dicts of JSON values by heading.
 
-        They are dicts of JSON values by heading, such as the name of the class; {} if there are no
-        such settings.
+        A run with other ones is another job.
         """
         return describe_settings(type(self).__name__, self) if self.identity() else {}
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Numbers and sections that the recipe adds to the report; by default none.
-
-        Its stages add their own.
-        """
+        """Numbers and sections that the recipe itself adds to the report; by default none."""
         return ()
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
         """Run the steps that must precede the writing of documents, and return their results.
 
-        A step is a pass over all documents. `job` is the planned job. `steps` runs steps and stores
-        their results, so that finished ones are read and not run again. `last_pass` gets the
-        results, whose type the recipe decides, such as a table of rows to drop. `is_done` tells
-        that an earlier run has written all documents, so that a recipe may skip steps that only
-        writing needs. Only called if `folder` is set. Default: no steps, and None.
+        A step is a pass over all documents. `steps` runs steps and stores their results, so that
+        finished ones are read and not run again. `last_pass` gets the results, whose type the
+        recipe decides. `is_done` tells that an earlier run has written all documents, so that a
+        recipe may skip steps that only writing needs. Only called if `folder` is set. Default: no
+        steps, and None.
         """
 
     def last_pass(self, job: RecipeJob, results: Any) -> Job:
-        """Return the job that reads the input once more and writes documents.
+        """Return the job that reads the input once more and writes documents; by default `job`.
 
         `job` is the planned job, and `results` is the return value of `take_steps`: a recipe adds a
         stage that applies it, such as by `RecipeJob.with_stages`. Only called if `folder` is set.
-        Default: the planned job.
         """
         return job
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> Any:
         """Return the result of `run`; default: `summary`, which is about the written documents.
 
-        `job` is the planned job, and `steps` has the results of the steps. Only called if `folder`
-        is set; otherwise, `run` returns the `JobSummary`.
+        Only called if `folder` is set; otherwise, `run` returns the `JobSummary`.
         """
         return summary
 
     def numbers(self, summary: Any) -> list[str]:
-        """Return the lines that a command prints at its end; `summary` is the result of `run`.
-
-        Default: none; the command then prints labels and totals.
-        """
+        """Return lines on the result of `run` for commands to print; if [], they print totals."""
         return []
 
     # Running.
@@ -193,11 +177,7 @@ class Recipe(Declared):
     def plan_job(
         self, reader: Any, writer: FileWriter, stages: list[Any], options: RunOptions
     ) -> RecipeJob:
-        """Make and check the job of a reader, a writer and stages; writes nothing.
-
-        `options` say how to treat the output of earlier runs. The models of stages are looked up.
-        Raises the errors of `prepare`.
-        """
+        """Make and check the job of a reader, a writer and stages; writes nothing."""
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
         # Conditions take null for a column that a file lacks; other stages need the column.
@@ -239,8 +219,7 @@ class Recipe(Declared):
     def make_chain(self, source: Source, stages: list[Any]) -> Chain:
         """Return the stages as one mapper, after checking that it accepts the source's columns.
 
-        If `backend` is "cudf", the partitions of a Dask frame are moved to cudf first. With
-        "pandas", they are not moved.
+        If `backend` is "cudf", the partitions of a Dask frame are moved to cudf first.
         """
         is_moved = self.backend != "pandas" and not source.reads_any_backend
         chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
@@ -305,10 +284,7 @@ class Recipe(Declared):
     # Display.
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes the recipe as Python code, with a line for each stage.
-
-        Settings that are None are left out. `show` is not used.
-        """
+        """Return the call that makes the recipe, as Python code; `show` is not used."""
         settings = self.settings()
         first = [setting.name for setting in fields(self) if not setting.kw_only]
         lines = []
@@ -339,10 +315,7 @@ class RecipeJob(Job):
 
     @property
     def title(self) -> str:
-        """Title of the progress display before the first step begins.
-
-        It is `Recipe.last_step` for a recipe with steps, or else the names of the stages.
-        """
+        """Title of the progress display: `Recipe.last_step` if there are steps, or as for `Job`."""
         return self.recipe.last_step if self.recipe.folder else super().title
 
     @property
@@ -365,16 +338,14 @@ class RecipeJob(Job):
     def documents(self) -> LazyFrame:
         """Return a lazy Dask frame of the input's documents, with a partition for each part.
 
-        Unreadable files, lines and rows raise, or are left out, as the recipe's `on_error` says. If
-        the recipe reads a Dask frame, that frame is returned.
+        A Dask frame as input is returned itself. From files, the recipe's `on_error` applies.
         """
         return self.source.frame(self.recipe.on_error, self.recipe.backend)
 
     def sample(self, rows: int) -> Frame | None:
         """Draw up to `rows` rows from all over the input, always the same ones.
 
-        Returns None if the input has no rows, or if a drawn file cannot be read and the recipe's
-        `on_error` is not "quarantine".
+        Returns None if the input has no rows or cannot be read.
         """
         try:
             if isinstance(self.source, FileSource):
@@ -386,22 +357,13 @@ class RecipeJob(Job):
         return drawn.frame
 
     def with_stages(self, mappers: Iterable[PartitionMap]) -> RecipeJob:
-        """Return a copy of the job with `mappers` in place of all of its stages.
-
-        They must give the same columns, which is not checked.
-        """
+        """Return a copy with the stages `mappers`, which must give the same columns (unchecked)."""
         chain = Chain(tuple(mappers))
         meta_dtypes = chain.meta_dtypes(self.source.meta)
         return replace(self, spec=replace(self.spec, chain=chain, meta_dtypes=meta_dtypes))
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run or continue the job; return its summary, or `Recipe.result` for a recipe with steps.
-
-        Without a `client`, everything runs in this process. `report` is called at first, after
-        every part and after every joined file: as ``report(parts_done, parts, summary_so_far)``,
-        and for a recipe with steps as ``report(step, done, of, summary)``, also for the parts of
-        steps.
-        """
+        """Run or continue the job as `Recipe.run` does; without `report`, report nothing."""
         if not self.recipe.folder:
             return super().run(client, report)
         with self.current(client):
@@ -410,7 +372,7 @@ class RecipeJob(Job):
     def _run_steps(self, client: Client | None, report: StepReport | None) -> Any:
         recipe = self.recipe
         if self.restart or not self.directory.has(JOB):
-            # The ledger goes first, so that files left by an interrupt are ignored.
+            # The ledger goes first, so that it lists no step whose files are removed.
             self.directory.remove(recipe.ledger)
             self.directory.remove_folder(recipe.folder)
         is_done = self.manifest.done(r.name for r in self.begin(client)) == self.manifest.count

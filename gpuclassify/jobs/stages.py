@@ -33,11 +33,7 @@ class Function(PartitionMap):
         return (self.__name__, value_digest(self.function))
 
     def digest(self) -> dict[str, Any]:
-        """Return ``{"code": {"function": digest}}``, with a digest of the function's code.
-
-        A run that continues a job compares the digests. If they differ, it raises an error, unless
-        the user accepts changed code.
-        """
+        """Return ``{"code": {"function": digest}}``, with a digest of the function's code."""
         return {CODE: {FUNCTION: value_digest(self.function)}}
 
     @property
@@ -46,10 +42,7 @@ class Function(PartitionMap):
         return True
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError unless the callable accepts `frame` without its rows.
-
-        A part may have no rows.
-        """
+        """Raise ValueError unless the function accepts `frame` without rows, as a part may be."""
         try:
             self.meta(frame)
         except Exception as err:
@@ -58,17 +51,11 @@ class Function(PartitionMap):
             ) from err
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the function's result for `frame` without rows, which shows the columns.
-
-        The function is called. Rows of its result are left out.
-        """
+        """Call the function on `frame` without rows, and return its result without rows."""
         return self.map_frame(frame.iloc[:0]).iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Frame:
-        """Call the function; raise TypeError unless it returns a frame of the same library.
-
-        `meta_dtypes` is ignored: the function decides on the dtypes.
-        """
+        """Call the function; raise TypeError unless it returns a frame of the same library."""
         result = self.function(frame)
         if type(result) is not type(frame):
             raise TypeError(
@@ -111,10 +98,7 @@ class ToBackend(PartitionMap):
         return True
 
     def map_lazily(self, dataset: Any) -> LazyFrame:
-        """Return a Dask frame whose partitions and meta are moved to the library `name`.
-
-        A frame of that library is returned unchanged.
-        """
+        """Return a Dask frame moved to the library `name`, or the same one if it is there."""
         if self._is_there(dataset._meta):
             return dataset
         if self.name == "cudf":
@@ -122,10 +106,7 @@ class ToBackend(PartitionMap):
         return dataset.to_backend(self.name)
 
     def map_frame(self, frame: Any, meta_dtypes: object = None) -> Frame:
-        """Return the same rows in a frame of the library `name`, "pandas" or "cudf".
-
-        A frame of that library is returned unchanged. `meta_dtypes` is ignored.
-        """
+        """Return the same rows in a frame of the library `name`, or `frame` if it is one."""
         if self._is_there(frame):
             return frame
         if self.name == "pandas":
@@ -139,20 +120,15 @@ class ToBackend(PartitionMap):
 def as_chain(stages: Iterable[object]) -> Chain:
     """Join stages into one mapper, which runs them in order.
 
-    Stages are mappers, such as classifiers, and functions from a frame to a frame, which become
-    `Function` stages. A chain is replaced by its members. Raises TypeError for other objects, such
-    as classes of mappers, and if `stages` is a set.
+    Functions from a frame to a frame become `Function` stages. Raises TypeError for objects other
+    than mappers and functions, and if `stages` is a set.
     """
     check_ordered("stages", stages)
     return Chain(tuple(_iterate_mappers(stages)))
 
 
 def describe(stage: PartitionMap) -> dict[str, Any]:
-    """Describe a stage for people and for comparison, as JSON values by name, without secrets.
-
-    The description includes a digest, which distinguishes stages with equal settings, for example
-    when a model has changed.
-    """
+    """Return a stage's settings and digests as JSON values by name, without secrets."""
     return {"stage": stage.__name__, **stage.describe(), **stage.digest()}
 
 
@@ -161,10 +137,9 @@ def describe_settings(
 ) -> dict[str, dict[str, Any]]:
     """Describe a recipe's settings that change results; a run with other ones is another job.
 
-    Returns dicts of JSON values by heading: under `heading` the plain settings by name, under the
-    name of each setting that is a function its description, and under the ``__name__`` of each of
-    `mappers` its description. Mappers are prepared, which resolves their models. Settings that are
-    mappers are left out.
+    Returns dicts of JSON values by heading: under `heading` the plain settings, under the name of
+    each setting that is a function its description, and under the ``__name__`` of each of
+    `mappers`, which are prepared, its description. Settings that are mappers are left out.
     """
     described: dict[str, dict[str, Any]] = {heading: {}}
     for name, value in settings.identity().items():
@@ -181,10 +156,7 @@ def describe_settings(
 
 
 def shown(stage: Any) -> str:
-    """Return a stage or the value of a setting as Python code, for messages and reports.
-
-    A Dask frame is abbreviated, and a function is its qualified name.
-    """
+    """Return a stage or setting as Python code for people; a Dask frame is abbreviated."""
     import dask
 
     if dask.is_dask_collection(stage):
@@ -197,8 +169,7 @@ def shown(stage: Any) -> str:
 def import_lines(things: Iterable[object]) -> str:
     """Return the import statements that code with these classes, functions and instances needs.
 
-    The text has a line for each module, sorted. Imports for mappers inside other stages are
-    included. Definitions of a script or inside a function cannot be imported, and have no line.
+    Definitions of a script or inside a function cannot be imported, and have no line.
     """
     import dask
 

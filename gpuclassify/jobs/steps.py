@@ -75,10 +75,7 @@ class Steps:
 
     Each is a step with a name. A frame is written part by part as the output of a separate job, and
     read from there, so that nothing stays in memory between two steps, and an interrupted step
-    continues part by part. Damaged parts are computed again. Steps of a job with other settings are
-    ignored. `folder` is the path of the steps' folder in the output of `job`. Attribute `ledger` is
-    a dict of JSON values: ``key``, the key of the job, ``steps``, a dict with ``rows`` and
-    ``seconds`` of each finished step by name, and the values that `note` stored.
+    continues part by part. `folder` is the path of the steps' folder in the output of `job`.
     """
 
     def __init__(
@@ -93,20 +90,11 @@ class Steps:
         self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
-        """Return the function to report progress of the step `name`, or of the job's last pass.
-
-        It is called as ``report(parts_done, parts, summary)``. Returns None if the job was run
-        without a ``report`` function, so that progress is not reported.
-        """
+        """Return the function that reports progress of the step `name`; None for no reports."""
         return self._report and functools.partial(self._report, name)
 
     def check_workers(self, mappers: Iterable[PartitionMap], backend: str) -> None:
-        """Raise PreflightError unless the client's workers can run these mappers.
-
-        They must have the client's versions of packages, and run the mappers' models. No two may
-        use one GPU if a model or `backend`, the library of the frames ("pandas" or "cudf"), may use
-        GPUs. Workers without a GPU pass. Without a client, nothing is checked. See `check_cluster`.
-        """
+        """Check the client's workers as `check_cluster` does; nothing without a client."""
         if self.client is not None:
             check_cluster(self.client, mappers, backend)
 
@@ -116,17 +104,14 @@ class Steps:
             report(0, 1, JobSummary())
 
     def is_done(self, name: str) -> bool:
-        """Return whether this or an earlier run of the job has finished the step `name`.
-
-        Only the ledger is read: files of the step may be missing or damaged.
-        """
+        """Return whether the ledger lists the step `name` as finished; files are not checked."""
         return name in self.ledger["steps"]
 
     def holds(self, name: str) -> bool:
         """Return whether all files of a step exist and are undamaged, so that it can be skipped.
 
-        The files are read, unless the run's option `verify` is "size". Files of another job do not
-        count. A step that was interrupted after its last part is finished here.
+        The files are read, unless the run's option `verify` is "size". A step that was interrupted
+        after its last part is marked as finished.
         """
         try:
             manifest = self.manifest(name)
@@ -147,10 +132,9 @@ class Steps:
     def keep(self, name: str, frame: LazyFrame) -> LazyFrame:
         """Write a Dask frame as the files of a step, and return a frame that reads these files.
 
-        There is a file for each partition. The index is not stored, and the returned Dask frame is
-        lazy, of pandas frames. Partitions that an earlier run wrote are not computed again, unless
-        their files are damaged. If the step's folder has files of another job, or its metadata is
-        damaged, all partitions are computed again, with a warning in the log.
+        There is a file for each partition, without the index. The returned Dask frame is lazy, of
+        pandas frames. Partitions that an earlier run of the job wrote are not computed again,
+        unless their files or metadata are damaged.
         """
         source = FrameSource(frame, {"step": self._identity(name, frame.npartitions)})
         make = functools.partial(
@@ -173,19 +157,24 @@ class Steps:
         """Make the job that writes the result of a step, from a source and a chain of stages.
 
         `settings` are further arguments of `gpuclassify.jobs.job.make_job`. With `restart`, earlier
-        files of the step are removed when the job runs.
+        files of the step are removed when the job runs. Files without a job.json are removed now.
         """
         folder = self.folder(name)
         secrets = folder.storage_options
         writer = StepWriter(folder.address, output_bytes=0, storage_options=secrets)
         options = replace(self._options, restart=restart)
-        return make_job(source, chain, writer, options, **settings)
+        make = functools.partial(make_job, source, chain, writer, options, **settings)
+        try:
+            return make()
+        except FileExistsError:
+            if folder.has(JOB):
+                raise
+            logger.warning("the step %s is done again: its files lack %s", name, folder.path(JOB))
+            self._directory.remove_folder(f"{self._folder}/{name}")
+            return make()
 
     def read(self, name: str) -> LazyFrame:
-        """Return a lazy Dask frame that reads the files of a finished step, a partition for each.
-
-        The first file is also read now, for the columns and dtypes. Frames are pandas frames.
-        """
+        """Return a lazy Dask frame of a finished step's files; the first is read now for dtypes."""
         names = self.manifest(name).names()
         return self._stored(name, names, read_rows(names[0], self.folder(name)).iloc[:0])
 
@@ -195,18 +184,15 @@ class Steps:
         return self._directory.below(f"{self._folder}/{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Return the `Manifest` of a step that has begun, made from the step's job.json.
+        """Return the `Manifest` of a step, from the step's job.json.
 
-        Raises FileNotFoundError if the step has not begun, and DamagedMetadataError if job.json is
-        damaged.
+        Raises FileNotFoundError if the step has not begun, and DamagedMetadataError for a damaged
+        file.
         """
         return replace(manifest_of(self.folder(name)), options=self._options)
 
     def source(self, name: str) -> Source:
-        """Return the source of a finished step's files, one part per file.
-
-        The storage options to read them are sent to the workers of the current client.
-        """
+        """Return a source of a finished step's files, one part per file, that workers can read."""
         folder = self.folder(name)
         options: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
         reader = ParquetReader(folder.address, storage_options=folder.storage_options, **options)
@@ -218,10 +204,9 @@ class Steps:
     def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, Any]:
         """Copy a step's quarantine files to the output of `job`, and remove the step's data files.
 
-        Raises ValueError unless the step and the `job` have equal numbers of parts. First writes
-        the report of the step into the step's folder, with sections by `parts`, and returns the
-        content of its ``report.json``. Metadata, report and quarantine files of the step stay.
-        Returns {}, and does nothing, if the step was never begun.
+        First writes the report of the step, with sections by `parts`, and returns the content of
+        its ``report.json``. Metadata, report and quarantine files of the step stay. Returns {}, and
+        does nothing, if the step was never begun. The step must have as many parts as `job`.
         """
         folder = self.folder(name)
         if not folder.has(JOB):
@@ -237,12 +222,7 @@ class Steps:
         return report
 
     def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
-        """Return a function of a part's frame and number, which calls ``act(frame, number, rows)``.
-
-        The frame has the part's input rows, and ``rows`` is a pandas frame of the rows that the
-        step `name` wrote for this part, indexed by ``document``. The step has one file for each
-        part.
-        """
+        """Return a function that calls `act` with a part and the rows of the step `name` for it."""
         manifest = self.manifest(name)
         return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
 
@@ -253,8 +233,7 @@ class Steps:
     def compute(self, name: str, tasks: Sequence[Delayed]) -> list[Any]:
         """Compute delayed tasks as the step `name`, and return their results in any order.
 
-        Reports progress, and marks the step as finished in the ledger. Does not store the results;
-        `note` can.
+        Marks the step as finished in the ledger. Does not store the results; `note` can.
         """
         results: list[Any] = []
         started, summary = time.perf_counter(), JobSummary()
@@ -269,11 +248,7 @@ class Steps:
         return results
 
     def note(self, name: str, value: Any) -> None:
-        """Store a JSON value in the ledger under `name`, for the runs that continue the job.
-
-        `name` is an entry next to "steps", the finished steps; no step is marked as finished. The
-        ledger is a JSON file in the output.
-        """
+        """Store a JSON value in the ledger under `name`, for the runs that continue the job."""
         self.ledger[name] = value
         self._write_ledger()
 
@@ -312,10 +287,7 @@ class RowsOfPart:
     act: PartAction
 
     def __call__(self, frame: Frame, number: int) -> Any:
-        """Return ``act(frame, number, rows)`` for the part with this number.
-
-        `frame` has the part's rows, and ``rows`` the step's rows for it, indexed by ``document``.
-        """
+        """Return ``act(frame, number, rows)`` with the step's rows for the part of this number."""
         name = part_name(number, self.count, self.key, ".parquet")
         return self.act(frame, number, read_rows(name, self.folder).set_index("document"))
 

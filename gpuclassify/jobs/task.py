@@ -105,8 +105,7 @@ class TaskSpec:
     def part_backend(self) -> str:
         """Library of the frames that parts of files are read into: "pandas" or "cudf".
 
-        It is `backend`, but "pandas" if there is no `before`, and all stages before the first that
-        moves frames run models: these tokenize on the host, and would copy texts from the GPU.
+        It is `backend`, but "pandas" if only models read these frames: they tokenize on the host.
         """
         first = itertools.takewhile(lambda stage: not stage.moves_frames, self.chain.mappers)
         reads_texts = self.before is None and all(stage.text_mappers() for stage in first)
@@ -116,7 +115,7 @@ class TaskSpec:
         """Split off the first stages, as long as they only drop rows; readers can apply these.
 
         Returns the filters, None if there are none, and the settings with the remaining stages.
-        With `source_field`, nothing is split off, because the rows that filters drop are counted.
+        With `source_field`, nothing is split off, because dropped rows are counted, too.
         """
         filters: list[RowFilter] = []
         for mapper in self.chain.mappers:
@@ -145,8 +144,7 @@ class TaskSpec:
 class CountedSelect:
     """Row filters that several threads apply while they read the files of a part.
 
-    `counts` maps the name of each condition to its counts, such as "read" and "kept", as in
-    `StageCounts.counts`.
+    `counts` has counts by the name of the condition, as in `StageCounts.counts`.
     """
 
     def __init__(self, filters: Sequence[RowFilter]) -> None:
@@ -189,12 +187,10 @@ def run_part(
 ) -> Record:
     """Read one part of the input files, map it, and publish it as the file `name`.
 
-    `number` is the part's number, and `packed` are the settings of the job's tasks, from
-    `TaskSpec.pack`. Returns the record of the part; if an earlier attempt has written the part,
-    returns that record and reads nothing. `files` has each of the part's input files as it was when
-    the job began. A file that is None is not checked for changes, and no file is if `files` is
-    empty. Raises ChangedInputError if one has changed, and JobChangedError if another run has
-    started over in the output. Errors get a note that names the part.
+    `number` is the part's number, and `packed` are the settings from `TaskSpec.pack`. Returns the
+    record of the part; if an earlier attempt has written the part, returns that record. `files` has
+    each of the part's input files as it was when the job began; changed ones raise
+    ChangedInputError. A file that is None is not checked, and no file is if `files` is empty.
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {posixpath.basename(name)} of {part}", name, spec):
@@ -207,9 +203,7 @@ def _read(
 ) -> PartRead:
     """Read a part, and apply the row filters among the first stages of `spec`.
 
-    The result has the settings `spec` without the applied stages. `number` and `name` are the
-    part's number and output file. `files` has its input files, which must not have changed since
-    the job began; a file that is None is not checked, and no file is if `files` is empty.
+    The result has the settings `spec` without the applied stages. See `run_part` on the arguments.
     """
     started = time.perf_counter()
     assert spec.input_schema is not None
@@ -241,13 +235,7 @@ def _read(
 
 @retire_on_broken_device
 def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record:
-    """Map one partition of a Dask frame, and publish it as the file `name`.
-
-    `number` is the partition's number, and `packed` are the settings of the job's tasks, from
-    `TaskSpec.pack`. Returns the record of the part; if an earlier attempt has written the part,
-    returns that record and maps nothing. Raises JobChangedError if another run has started over in
-    the output. Errors get a note that names the partition.
-    """
+    """Map one partition of a Dask frame, and publish it as the file `name`; see `run_part`."""
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {posixpath.basename(name)} of partition {number}", name, spec):
         written = _already_written(name, spec)
@@ -257,10 +245,9 @@ def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record
 
 @contextlib.contextmanager
 def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
-    """Return a context manager that adds the note `part`, a part's description, to errors.
+    """Add the note `part`, a part's description, to errors of the block.
 
-    If a file is missing, raises JobChangedError instead if another run has started over: the key in
-    `name`, the part's output file, is not the key in job.json of the output in `spec`.
+    A missing file raises JobChangedError instead if another run has started over in the output.
     """
     try:
         try:
@@ -274,11 +261,7 @@ def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
 
 
 def _run(part: PartRead) -> Record:
-    """Map a part's rows, and publish its file, quarantine file and record; return the record.
-
-    If another attempt has published the part meanwhile, returns the record of that attempt. Raises
-    JobChangedError if another run has started over in the output.
-    """
+    """Map a part's rows, and publish them; return the record that `publish` returns."""
     started, spec, name, frame = time.perf_counter(), part.spec, part.name, part.frame
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
@@ -331,11 +314,10 @@ def join_parts(
 ) -> list[Record]:
     """Publish the parts in the files `names` as one file, and then remove them; return the records.
 
-    The parts are neighbours, and `count` is the number of all parts of the job. Their records are
-    removed, too. If columns have no common type, there are several files. If another client has
-    joined the parts, returns the records that it made, without damaged ones. Raises ValueError if a
-    file of a part or its record is damaged, and JobChangedError if another run has started over in
-    the output.
+    The parts are neighbours, and `count` is the number of all parts of the job. If columns have no
+    common type, there are several files. If another client has joined the parts, returns the
+    records that it made, without damaged ones. Raises ValueError if a part or its record is
+    damaged.
     """
     key, first, last = str(key_in(names[0])), part_number(names[0]), part_number(names[-1])
     name = joined_name(first, last, count, key, encoding.suffix)
@@ -385,11 +367,7 @@ def join_parts(
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:
-    """Return the record of the part in the file `name`; None if no attempt has written it.
-
-    Also returns None if the record is damaged. Raises JobChangedError if another run has started
-    over in the output.
-    """
+    """Return the record of the part in the file `name`; None if there is no undamaged one."""
     directory = spec.directory
     if not is_published(directory, name, spec.encoding):
         return None
@@ -402,9 +380,8 @@ def _map_rows(
 ) -> tuple[pa.Table, list[Problem], StageCounts]:
     """Run the stages on a part's rows; return a table, problems of failed rows, and counts.
 
-    The table has the columns of `spec.schema`, in the types of the output. `source` says where the
-    rows are from, for the problems. Failed rows raise, unless `spec.on_error` is "quarantine" and
-    their error is one of `row_errors`.
+    `source` says where the rows are from, for the problems. Failed rows raise, unless
+    `spec.on_error` is "quarantine" and their error is one of `row_errors`.
     """
     done = StageCounts(spec.examples)
 
@@ -436,10 +413,9 @@ def _map_rows(
 
 
 def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
-    """Return the columns `names` of `mapped`, which the stages have added to the frame `rows`.
+    """Return the columns `names` of `mapped`, the stages' result for the frame `rows`.
 
-    Raises ValueError if a stage has dropped, made or reordered rows. Rows are compared by index,
-    and by values of columns in both frames.
+    Raises ValueError if a stage seems to have dropped, made or reordered rows.
     """
     if not mapped.index.equals(rows.index) or _have_moved(rows, mapped):
         raise ValueError(
@@ -453,8 +429,7 @@ def _have_moved(rows: Frame, mapped: Frame) -> bool:
     """Return whether the rows of `mapped`, a stage's result, seem reordered compared to `rows`.
 
     The stage may have reset the index, so texts and integers of columns in both frames are
-    compared: in reordered rows, changed values are mostly values of other rows. Returns False if a
-    column with distinct values in most rows is unchanged, or if there is no column to compare.
+    compared: in reordered rows, changed values are mostly values of other rows.
     """
     have_moved = False
     for name in (name for name in rows.columns if name in mapped.columns):
@@ -484,10 +459,7 @@ def _add_position(problem: Problem, positions: pa.Table) -> Problem:
 
 
 def row_errors() -> tuple[type[Exception], ...]:
-    """Return the types of errors of a single row that cannot be scored or written.
-
-    With ``on_error="quarantine"``, such a row is left out and described.
-    """
+    """Return the types of errors that leave out a row if `on_error` is "quarantine"."""
     from gpuclassify.inference.memory import DocumentTooLargeError
     from gpuclassify.mapping.runners import NonFiniteOutputError
 
@@ -519,9 +491,8 @@ def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exceptio
 def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
     """Return counts of rows for a part's record, by field of `Record`.
 
-    Labels and scores are counted in `kept`, the output's rows, and text lengths in `read`, the rows
-    read without those that a `CountedSelect` dropped. Sources are counted in both, but for
-    annotations, which have all rows, in `read` alone. `spec` names the columns of each.
+    `kept` has the output's rows, and `read` the rows read, without rows that a `CountedSelect`
+    dropped.
     """
     column, sources = spec.source_field, {}
     if column is not None:

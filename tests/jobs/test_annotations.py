@@ -19,6 +19,7 @@ from gpuclassify.jobs.input.readers import FileReader, ParquetReader, frame_of, 
 from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, JobChangedError, manifest_of
 from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.stores.local import LocalStore
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.runners import NonFiniteOutputError
@@ -604,6 +605,23 @@ def test_files_that_are_gone_are_named_and_kept(crawl, tmp_path, caplog):
     assert frame.compute()["length"].notna().sum() == 70
 
 
+def test_a_job_without_new_files_is_finished_although_a_file_is_gone(crawl, tmp_path, caplog):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    gone(root, notes)
+    before = {path: path.read_bytes() for path in notes.rglob("*") if path.is_file()}
+    caplog.clear()
+    job = Pipeline([FileReader(str(root)), with_length, AnnotationWriter(str(notes))]).prepare()
+    assert not job.needs_workers()
+    summary = job.run()
+    assert (summary.output, summary.rows_read, summary.files) == (str(notes), 0, [])
+    [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "files that are gone" in warning and "c.parquet" in warning
+    assert {path: path.read_bytes() for path in notes.rglob("*") if path.is_file()} == before
+    with pytest.raises(JobChangedError, match="with_last"):
+        annotate(root, notes, with_last)
+
+
 def test_other_settings_are_refused_for_new_files(crawl, tmp_path):
     root, notes = crawl(), tmp_path / "notes"
     annotate(root, notes, with_length)
@@ -630,6 +648,28 @@ def test_a_start_over_leaves_one_generation(crawl, tmp_path):
     job.run(restart=True, report=lambda *_: None)
     assert not (notes / "more-00001").exists()
     assert len(read_files(str(root), annotations=str(notes)).compute()) == 72
+
+
+def test_a_restart_that_is_interrupted_while_it_removes_generations_goes_on(
+    crawl, tmp_path, monkeypatch
+):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    missing(root, notes)
+    annotate(root, notes, with_length)
+
+    def remove_metadata(store, name):
+        shutil.rmtree(Path(store.path(name), "_gpuclassify"))
+        raise KeyboardInterrupt
+
+    job = Pipeline([FileReader(str(root)), with_length, AnnotationWriter(str(notes))])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LocalStore, "remove_folder", remove_metadata)
+        job.run(restart=True, report=lambda *_: None)
+    job.run(report=lambda *_: None)
+    frame = read_files(str(root), annotations=str(notes)).compute()
+    assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
+    assert len(frame) == 72
 
 
 def test_an_unfinished_generation_is_finished_before_new_files(crawl, tmp_path):

@@ -24,6 +24,7 @@ from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
 from gpuclassify.jobs.ledger.manifest import JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.report.report import report_of
+from gpuclassify.jobs.stores.local import LocalStore
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from tests.processes import local_client
@@ -205,6 +206,29 @@ def stop_at(step, seen):
             raise KeyboardInterrupt
 
     return report
+
+
+@pytest.mark.parametrize("at", ["", "signatures", "removal"], ids=["finished", "begun", "decided"])
+def test_a_restart_that_is_interrupted_while_it_removes_steps_goes_on(folder, monkeypatch, at):
+    job(folder, out="whole").run()
+    with contextlib.suppress(KeyboardInterrupt):
+        job(folder).run(report=stop_at(at, []))
+    (folder / "out/mine.txt").write_text("mine")
+
+    def remove_metadata(store, name):
+        for path in [*Path(store.path(name)).rglob("_gpuclassify")]:
+            shutil.rmtree(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LocalStore, "remove_folder", remove_metadata)
+        job(folder).run(restart=True)
+    assert [*(folder / "out/_dedup").rglob("*.parquet")]
+    job(folder).run()
+    whole, found = files(folder / "whole"), files(folder / "out")
+    assert [path.rpartition("-")[0] for path in found] == [p.rpartition("-")[0] for p in whole]
+    assert list(found.values()) == list(whole.values())
+    assert (folder / "out/mine.txt").read_text() == "mine"
 
 
 def test_a_job_goes_on_with_a_cluster_and_finished_steps_stay(folder):

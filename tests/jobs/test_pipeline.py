@@ -487,6 +487,16 @@ def test_starting_over_removes_what_jobs_wrote_and_nothing_else(finished, folder
     assert not late.exists()
 
 
+def test_a_planned_job_is_told_that_another_run_has_started_over(finished):
+    planned = finished().prepare()
+    finished().run(restart=True)
+    words = "another run of this job has started over in .*/out meanwhile.*: run the job again"
+    with pytest.raises(JobChangedError, match=words) as caught:
+        planned.run()
+    assert "accept_changed_code" not in str(caught.value)
+    assert finished().run().resumed_parts == 2
+
+
 def test_tasks_go_on_when_workers_leave(monkeypatch):
     """More tasks than the workers that are left may have are then under way."""
     monkeypatch.setattr(execution, "LOOK_EVERY_SECONDS", 0.0)

@@ -343,8 +343,10 @@ def test_inputs_without_rows_are_refused_and_without_any_text_planned(tmp_path, 
     assert "100.0% of the rows without text" in str(found)
     with pytest.raises(TypeError, match="no stages"):
         Pipeline([]).plan()
-    with pytest.raises(ValueError, match="sample_rows=0"):
-        Pipeline([ParquetReader(f"{tmp_path}/a.parquet"), classifier]).plan(sample_rows=0)
+    for setting in ({"sample_rows": 0}, {"seed": -1}):
+        [(name, value)] = setting.items()
+        with pytest.raises(ValueError, match=f"{name}={value} must be at least"):
+            Pipeline([ParquetReader(f"{tmp_path}/a.parquet"), classifier]).plan(**setting)
 
 
 @pytest.fixture

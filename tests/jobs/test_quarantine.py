@@ -30,6 +30,7 @@ from gpuclassify.jobs.input.readers import (
 )
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import UnreadableInputError
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -341,6 +342,20 @@ def test_a_quarantine_file_that_is_not_what_was_written_is_made_anew(write, tmp_
     summary = run(tmp_path, reader)
     assert problems.read_bytes() == content
     assert (summary.left_out, len(rows(tmp_path))) == ({"line": 1}, 60)
+
+
+@pytest.mark.parametrize("folder", ["{}", "memory://{}"])
+def test_a_job_whose_quarantine_file_is_missing_goes_on_in_every_store(write, tmp_path, folder):
+    write("a.jsonl", b"\n".join([*GOOD[:30], b"{broken", *GOOD[30:]]))
+    folder, reader = folder.format(tmp_path), JsonlReader(f"{tmp_path}/in")
+    run(folder, reader)
+    store = open_store(f"{folder}/out")
+    [name] = store.sizes("_quarantine")
+    content = store.read(f"_quarantine/{name}")
+    store.remove(f"_quarantine/{name}")
+    summary = run(folder, reader)
+    assert (summary.left_out, summary.resumed_parts) == ({"line": 1}, 0)
+    assert store.read(f"_quarantine/{name}") == content
 
 
 @pytest.mark.parametrize(

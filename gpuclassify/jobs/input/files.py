@@ -139,7 +139,8 @@ def states_like(
 ) -> dict[str, str]:
     """Return each file's state (size and version) by name, to compare with `known` states.
 
-    A name is the real path or URL, without secrets. A state has a digest if the known one has.
+    A name is the real path or URL, without secrets. A state has a digest in
+    place of the version if the known one has.
     """
     files = [*files]
     by_digest = [f for f in files if _SHA256 in known.get(redacted(f.real), "")]

@@ -16,10 +16,9 @@ STORED_NO_FIELDS = pa.struct([("__dummy_field_in_empty_struct", pa.null())])
 def stored(kind: pa.DataType) -> pa.DataType:
     """Return the type that stores `kind` in a Parquet file.
 
-    These types are replaced, also inside of others: a struct without fields gets a field of nulls,
-    because Parquet has no such structs. JSON becomes text, because some readers may refuse JSON. A
-    type with views becomes plain (`plain_type`), because pyarrow does not write views in
-    dictionaries and in lists of a fixed size.
+    At any nesting, a struct without fields gets a field of nulls, because Parquet has no such
+    structs. JSON becomes text, because some readers may refuse JSON. Types with views become plain,
+    because pyarrow does not write views in dictionaries and in lists of a fixed size.
     """
     if isinstance(kind, pa.JsonType):
         return kind.storage_type
@@ -29,19 +28,12 @@ def stored(kind: pa.DataType) -> pa.DataType:
 
 
 def restored(kind: pa.DataType) -> pa.DataType:
-    """Return the original type of a column whose type in a Parquet file is `kind`.
-
-    Reverses `stored` for structs without fields, at any nesting, which are stored as a struct of
-    one null field. JSON and view types are not restored.
-    """
+    """Reverse `stored` for structs without fields, at any nesting, but not for JSON and views."""
     return NO_FIELDS if kind == STORED_NO_FIELDS else map_nested(kind, restored)
 
 
 def holds_no_fields(kind: pa.DataType) -> bool:
-    """Return whether `stored` would change a type.
-
-    This is so for a struct without fields, JSON and views, at any nesting.
-    """
+    """Return whether `stored` would change a type: for structs without fields, JSON and views."""
     return stored(kind) != kind
 
 
@@ -54,8 +46,7 @@ def union(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return the Arrow type that values of both types can be cast to, at any nesting.
 
     For example, int32 and int64 give int64, and a null type gives the other type. Structs get the
-    fields of both, the fields of `one` first. JSON counts as text, unless the other type is
-    JSON or null. Unequal types must have no dictionaries and views. Raises ArrowTypeError or
+    fields of both. Unequal types must have no dictionaries and views. Raises ArrowTypeError or
     ArrowInvalid if there is no such type.
     """
     if one == other or pa.types.is_null(other):
@@ -91,7 +82,6 @@ def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     Unlike pyarrow, this also casts JSON columns to text, columns of nulls to any type, and structs
     to structs with added, reordered or all-null fields. The result has the schema's metadata.
-    Raises Arrow's errors if values do not fit.
     """
     columns = [
         _cast(column, field.type) for column, field in zip(table.columns, schema, strict=True)
@@ -119,9 +109,6 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def changed_schema(schema: pa.Schema, change: Change) -> pa.Schema:
-    """Return the schema with each field's type replaced by the result of `change` for that type.
-
-    Names and metadata stay.
-    """
+    """Return the schema with `change` applied to each field's type."""
     fields = [field.with_type(change(field.type)) for field in schema]
     return pa.schema(fields, metadata=schema.metadata)

@@ -51,15 +51,10 @@ _NAMES_FOLDERS = (
 
 @dataclass(frozen=True)
 class Encoding:
-    """File format, compression, partition columns and file size of a job's output.
+    """File format, compression, partition columns and file size of a job's output."""
 
-    `file_format` is "parquet" or "jsonl"; a `compression` of None is none, for JSON lines. With
-    `partition_by`, files go to Hive-style folders such as ``bucket=19``. `output_bytes` is the size
-    of files of joined parts (slices of the input); 0 means one file per part.
-    """
-
-    file_format: str
-    compression: str | None
+    file_format: str  # "parquet" or "jsonl"
+    compression: str | None  # None is none, for JSON lines
     partition_by: tuple[str, ...] = ()  # columns whose values name folders
     output_bytes: int = 0  # size of a file of joined parts; 0 for a file of each part
 
@@ -87,10 +82,8 @@ class Encoding:
     def join(self, contents: Sequence[bytes]) -> bytes:
         """Join the contents of several files to the content of one file with all rows, in order.
 
-        With `partition_by`, contents and result are Arrow IPC streams from `pack_rows`. For
-        Parquet, memory for one row group is needed in addition to contents and result. Raises
-        ArrowException if a column's types in the files have no common type, which can happen if the
-        type could not be determined before the job.
+        With `partition_by`, contents and result are as from `pack_rows`. Raises ArrowException if a
+        column's types in the files have no common type, as if it was unknown before the job.
         """
         sink = pa.BufferOutputStream()
         if self.partition_by:
@@ -114,10 +107,7 @@ class Encoding:
         return sink.getvalue().to_pybytes()
 
     def _write_json_lines(self, table: pa.Table, file: pa.NativeFile) -> None:
-        """Write each row as a line with a JSON object; infinities and NaN become null.
-
-        Bytes become base64, and other values that JSON lacks, such as times, become text.
-        """
+        """Write rows as lines of JSON; infinities and NaN become null, bytes become base64."""
         to_json = _converter(pa.field("", pa.struct(table.schema)))
         has_json = any(isinstance(kind, pa.JsonType) for kind in table.schema.types)
         dump = _dump_with_json if has_json else _dump
@@ -154,10 +144,7 @@ class Encoding:
         return iter(lambda: stream.read(BLOCK_BYTES), b"")
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise TypeError for the first column whose type files cannot store, or not read back.
-
-        Raises Arrow's own error if only the columns together cannot be stored, as with equal names.
-        """
+        """Raise TypeError for the first column whose type files cannot store, or not read back."""
         try:
             if self.file_format == PARQUET:
                 pq.read_schema(pa.BufferReader(self.encode(schema.empty_table())))
@@ -178,10 +165,7 @@ class Encoding:
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Return arguments of `pq.write_table`: `ANNOTATION_LAYOUT` for an annotation set, else {}.
-
-    An annotation set is recognized by its first three columns.
-    """
+    """Return arguments of `pq.write_table`: `ANNOTATION_LAYOUT` for an annotation set, else {}."""
     # A user's columns may have these names, too.
     has_positions = (
         schema.names[:3] == [FILE, PLACE, LEFT_OUT] and schema.field(PLACE).type == pa.int64()
@@ -190,10 +174,7 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the first schema, with types that the types of all schemas can be cast to.
-
-    Its metadata is from the first schema that has all these types, or if none has, from the first.
-    """
+    """Return the first schema, with types that the types of all schemas can be cast to."""
     fields = [
         functools.reduce(_common_field, (schema.field(name) for schema in schemas))
         for name in schemas[0].names
@@ -208,11 +189,7 @@ def _common_field(one: pa.Field, other: pa.Field) -> pa.Field:
 
 
 def _row_groups(files: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of files, cast to `schema`, as tables of at most `ROW_GROUP_BYTES` in memory.
-
-    Row groups are joined in order and never split, so that a larger one stays whole. Without any
-    row group, one table without rows is yielded.
-    """
+    """Yield tables of about `ROW_GROUP_BYTES` or less: joined row groups, cast to `schema`."""
     waiting = [schema.empty_table()]
     for file in files:
         for number in range(file.num_row_groups):
@@ -227,8 +204,8 @@ def _row_groups(files: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[
 def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
     """Convert a pandas or cudf frame to an Arrow table whose metadata pandas can parse.
 
-    `keep_index` is ``preserve_index`` of pyarrow: None drops only a RangeIndex. Raises ValueError
-    if two columns or index levels have the same name as text, such as ``1`` and ``"1"``.
+    `keep_index` is ``preserve_index`` of pyarrow. Raises ValueError if two columns or index levels
+    have the same name as text, such as ``1`` and ``"1"``.
     """
     import pandas as pd
 
@@ -260,10 +237,9 @@ def _replace_pandas_metadata(table: pa.Table, declared: dict[str, Any]) -> pa.Ta
 def conform(table: pa.Table, schema: pa.Schema, partition_by: Sequence[str] = ()) -> pa.Table:
     """Cast a table, a part of a job's rows, to the output's `schema`; raise TypeError if it fails.
 
-    The names must be equal, in the same order. A type in `schema` is null (or a dictionary of
-    nulls) if it could not be determined from a frame without rows; such a column keeps its type in
-    the table. If it is in `partition_by`, it must be text or null, and becomes string. The result
-    has the table's metadata, and its fields are nullable.
+    The names must be equal, in the same order. A null type in `schema` is unknown: such a column
+    keeps its type in the table, or becomes string if it is in `partition_by`. The result has the
+    table's metadata, and its fields are nullable.
     """
     if table.column_names != schema.names:
         raise TypeError(
@@ -299,10 +275,7 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_value(value: pa.Scalar) -> Any:
-    """Convert an Arrow scalar to a Python value.
-
-    Timestamps and dates outside of Python's years 1 to 9999 become text, as Arrow formats them.
-    """
+    """Convert an Arrow scalar to a Python value; times outside of Python's years become text."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -321,8 +294,8 @@ def _same(value: object) -> object:
 def _converter(field: pa.Field) -> Callable[[Any], Any]:
     """Return a function that converts Python values of an Arrow field to values for `json.dumps`.
 
-    Maps with text keys become dicts, and other maps lists of dicts with ``key`` and ``value``. The
-    function checks texts of Arrow's JSON type and converts them to `_Json`, as `_checked` does.
+    Maps with text keys become dicts, and other maps lists of dicts with ``key`` and ``value``.
+    Texts of Arrow's JSON type become `_Json`.
     """
     kind = field.type
     if isinstance(kind, pa.JsonType):
@@ -344,10 +317,7 @@ def _converter(field: pa.Field) -> Callable[[Any], Any]:
 
 
 def _check_json(kind: pa.DataType) -> None:
-    """Raise ArrowInvalid if an Arrow type cannot be written as JSON.
-
-    Such types have structs with repeated field names, or unknown time zones, at any nesting.
-    """
+    """Raise ArrowInvalid if an Arrow type, or one nested in it, cannot be written as JSON."""
     if pa.types.is_struct(kind) and len({*kind.names}) < kind.num_fields:
         raise pa.ArrowInvalid("several fields of an object have one name")
     if pa.types.is_timestamp(kind):
@@ -362,17 +332,11 @@ def _dump(record: Any) -> str:
 
 
 class _Json(str):
-    """Valid JSON, as a str. As a column's value, it is written without quotes and escapes.
-
-    Inside of another value, such as a list, it is written as a JSON string.
-    """
+    """Valid JSON, as a str. As a column's value, it is written without quotes and escapes."""
 
 
 def _checked(text: str, column: str) -> _Json:
-    """Check a value of the JSON column named `column`; return it as one line of valid JSON.
-
-    Infinities and NaN become null. Raises TypeError, which names the column, if `text` is not JSON.
-    """
+    """Return a JSON column's value as one line of valid JSON, or raise TypeError."""
     try:
         # int() raises ValueError for NaN.
         json.loads(text, parse_int=_same, parse_float=_same, parse_constant=int)
@@ -393,10 +357,7 @@ def _dump_with_json(record: dict[str, Any]) -> str:
 
 
 def json_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Encode the values of a column as JSON texts, of Arrow's JSON type; nulls stay null.
-
-    Infinities and NaN become JSON's null.
-    """
+    """Encode the values of a column as JSON texts, of Arrow's JSON type; nulls stay null."""
     to_json, texts = _converter(pa.field("", column.type)), []
     for value in map(to_json, column.to_pylist()):
         try:
@@ -425,17 +386,11 @@ def _finite(value: Any) -> Any:
 
 
 class UnnamedFolderError(ValueError):
-    """Error for a value of a `partition_by` column that cannot name a folder such as ``bucket=19``.
-
-    Its folder name would be too long, or be read back as null.
-    """
+    """Error for a value of a `partition_by` column that cannot name a folder."""
 
 
 def plain_folder_types(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
-    """Return the schema with the partition columns `names` changed to plain types.
-
-    Dictionaries get the type of their values, and string views become strings.
-    """
+    """Change dictionaries and string views in the partition columns `names` to plain types."""
     for index, field in enumerate(schema):
         kind = _value_type(field.type)
         kind = pa.string() if pa.types.is_string_view(kind) else kind
@@ -447,10 +402,8 @@ def plain_folder_types(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
 def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
     """Return the Arrow type, as text such as "int64", of each partition column in `names`.
 
-    The keys are the names. A null type, which means that it is still unknown, counts as "string".
-    Raises ValueError for a name that is no column or begins with a dot or underscore, or if no
-    other column is left, and TypeError for a type other than string, large_string, integer and
-    boolean.
+    The keys are the names. A null type counts as "string". Raises ValueError or TypeError for
+    columns that cannot name folders, or if no other column is left.
     """
     types = {}
     for name in names:
@@ -481,7 +434,7 @@ def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
 def check_values(table: pa.Table, names: Sequence[str]) -> None:
     """Raise UnnamedFolderError if a value of the partition columns `names` cannot name a folder.
 
-    The first `MOST_VALUES` distinct values of each column are checked, null included.
+    Only the first `MOST_VALUES` distinct values of each column are checked.
     """
     for name in names:
         for value in pc.unique(table[name]).slice(0, MOST_VALUES).to_pylist():
@@ -501,8 +454,7 @@ def check_values(table: pa.Table, names: Sequence[str]) -> None:
 def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
     """Serialize a table as an Arrow IPC stream, which `folder_files` later splits into folders.
 
-    Raises ValueError if a partition column in `names` has more than `MOST_VALUES` distinct values,
-    null included.
+    Raises ValueError if a column in `names` has more than `MOST_VALUES` distinct values.
     """
     for name in names:
         count = pc.count_distinct(table[name], mode="all").as_py()
@@ -527,8 +479,7 @@ def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, byt
     """Split packed rows by partition folder, and return the content of each file by path.
 
     `content` is from `pack_rows`. Paths are ``FOLDER/NAME`` with the file name `name`, such as
-    ``bucket=19/part-00000.parquet``. Equal `content` gives equal files, and no rows give {}. Raises
-    RuntimeError if the files have another number of rows than `content`.
+    ``bucket=19/part-00000.parquet``.
     """
     table = pa.ipc.open_stream(content).read_all()
     split = split_by_folder(table, encoding.partition_by)
@@ -540,10 +491,9 @@ def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, byt
 def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:
     """Split the rows by the values of the partition columns `names` into a table per folder.
 
-    Keys are folders such as ``lang=de/bucket=19``, percent-encoded, one level per column; {"":
-    table} without `names`. Only folders with rows are included. Rows keep their order, and the
-    tables lack the partition columns. The table must have pandas metadata, as from `arrow_table`,
-    and values that pass `check_values`.
+    Keys are folders such as ``lang=de/bucket=19``, percent-encoded; {"": table} without `names`.
+    Rows keep their order, and the tables lack the partition columns. The table must have pandas
+    metadata, as from `arrow_table`.
     """
     if not names:
         return {"": table}

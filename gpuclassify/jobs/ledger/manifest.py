@@ -98,10 +98,9 @@ class DamagedMetadataError(ValueError):
 
 @dataclass
 class Checked:
-    """Output files of finished parts that a run has verified to be as they were written.
+    """Output files that a run has found undamaged, and the method of verification, `by`.
 
-    Verification `by` "digest" compares sizes, and the SHA-256 of a file's content or the MD5 that
-    its store reports; `by` "size" compares sizes only, without reading.
+    With "digest", sizes and digests were compared; with "size", only sizes.
     """
 
     by: str
@@ -114,21 +113,13 @@ class Checked:
         return f"{method} of {count:,} file{'' if count == 1 else 's'}, {size}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dict for JSON with the keys ``by``, ``files`` and ``bytes``.
-
-        ``by`` is the method of verification, "digest" or "size"; ``files`` is the number of
-        verified files, and ``bytes`` their total size.
-        """
+        """Return a dict for JSON: ``by``, the number of ``files``, and their total ``bytes``."""
         return {"by": self.by, "files": len(self.files), "bytes": sum(self.files.values())}
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one run of a job: command, restart, verification, and whether code may differ.
-
-    They are not part of the job's identity, the settings that must be equal to continue it. Raises
-    ValueError if `verify` is neither "digest" nor "size".
-    """
+    """Options of one run of a job, which are no part of the job's identity."""
 
     restart: bool = False  # remove the output of earlier runs of any job, and nothing else
     verify: str = VERIFY[0]  # how to verify finished parts
@@ -163,10 +154,7 @@ class Manifest:
 
     @functools.cached_property
     def checked(self) -> Checked:
-        """Output files that `examine` has found undamaged so far, and the method of verification.
-
-        `begin` and `is_complete` call `examine`.
-        """
+        """Output files that `examine` has found undamaged so far, and how they were verified."""
         return Checked(self.options.verify)
 
     @functools.cached_property
@@ -175,8 +163,7 @@ class Manifest:
 
         With `restart`, they are random, because attempts of the run before may still be at work.
         Otherwise they are the key in the directory's job.json if that describes the same job, else
-        a digest of the identity, so that several clients of one job agree. job.json is read at
-        first use, and DamagedMetadataError is raised if it is damaged.
+        a digest of the identity, so that several clients of one job agree.
         """
         if self.options.restart:
             return uuid.uuid4().hex[:KEY_DIGITS]
@@ -191,18 +178,13 @@ class Manifest:
         return self.encoding.output_bytes > 0 and self.count > 1
 
     def names(self) -> list[str]:
-        """Return the file names of all parts, in order.
-
-        Each begins with the folder `PARTS` if parts will be joined. Files of several joined parts
-        have other names, such as ``part-00000-00023-....parquet``.
-        """
+        """Return the file names of all parts, in order; files of joined parts have other names."""
         return [*map(self.name, range(self.count))]
 
     def numbers(self, path: str) -> range:
-        """Return the numbers of the parts, from 0, in an output file of this run.
+        """Return the numbers of the parts, from 0, in an output file of this run, or ``range(0)``.
 
         `path` is the name or path of the file, or of its record; a joined file has several parts.
-        Returns ``range(0)`` if this run does not write such a file.
         """
         match = PART_NAME.match(posixpath.basename(path))
         if match is None or match[3] != self.key:
@@ -224,10 +206,9 @@ class Manifest:
         return f"{PARTS}/{name}" if self.joins else name
 
     def _name_of(self, path: str) -> str:
-        """Return the name of the output file of this run that `path` belongs to, or "" if none.
+        """Return the name of this run's output file for a path, or "" for other paths.
 
-        `path` is of the file itself, its copy in a partition folder, or its record. Files of other
-        runs and of users give "".
+        `path` is of the file itself, its copy in a partition folder, or its record.
         """
         numbers = self.numbers(path)
         return self.name(numbers[0], numbers[-1] if is_joined(path) else None) if numbers else ""
@@ -236,16 +217,16 @@ class Manifest:
         """Raise an error if this job may not write to the directory; nothing is written.
 
         NotADirectoryError: the directory is a file. FileExistsError: it has data files that neither
-        this run nor the runs in its job.json wrote. JobChangedError or DamagedMetadataError: it has
-        parts of another job, or of one whose metadata is damaged, and `restart` is not set.
+        this run nor the runs in its job.json wrote. JobChangedError or DamagedMetadataError:
+        without `restart`, it has parts of another job or run, or damaged metadata and none of this
+        job's parts.
         """
         self.directory.refuse_file()
         earlier = self._earlier()
         self._refuse_foreign_files(earlier)
         if earlier is None or self.options.restart:
             return
-        is_same = self._is_same(earlier, ignores_code=self.options.accept_changed_code)
-        if earlier["key"] != self.key or not is_same:
+        if not self._is_same(earlier, ignores_code=self.options.accept_changed_code):
             changes = "; ".join(_changes(earlier["identity"], self.identity))
             hint = " (annotations of new files are written alone)" if NEW_FILES in changes else ""
             now = _versions()[HASHES]
@@ -256,17 +237,22 @@ class Manifest:
                     f"hashed by {short(then)}: which of xxhash and mmh3 is installed decides)"
                 )
             raise JobChangedError(
-                f"{self.directory} holds parts of a job that differs: "
-                f"{changes or 'it has begun anew meanwhile'}{hint}. Parts of both would mix: "
-                f"{self._code_advice(earlier)}go back to the earlier settings, write to another "
-                "directory, or start over, which removes those parts (restart=True)"
+                f"{self.directory} holds parts of a job that differs: {changes}{hint}. Parts of "
+                f"both would mix: {self._code_advice(earlier)}go back to the earlier settings, "
+                "write to another directory, or start over, which removes those parts "
+                "(restart=True)"
+            )
+        if earlier["key"] != self.key:
+            raise JobChangedError(
+                f"another run of this job has started over in {self.directory} meanwhile, and "
+                "parts of both would mix: run the job again to continue that run, or write to "
+                "another directory"
             )
 
     def check_like(self, earlier: dict[str, Any]) -> None:
-        """Raise JobChangedError if an earlier job differs in anything but its input.
+        """Raise JobChangedError if the job with job.json `earlier` differs in more than its input.
 
-        `earlier` is the earlier job's job.json, parsed. Both jobs annotate files for one annotation
-        set. With `accept_changed_code`, code and versions may differ, too.
+        With `accept_changed_code`, code and versions may differ, too.
         """
 
         def settings(identity: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -288,20 +274,14 @@ class Manifest:
             )
 
     def _is_same(self, earlier: dict[str, Any], *, ignores_code: bool) -> bool:
-        """Return whether a job has the same settings, input and code; `earlier` is its job.json.
-
-        With `ignores_code`, digests and versions of code are not compared.
-        """
+        """Return whether the job with the job.json `earlier` has this job's identity."""
         before, after = earlier["identity"], self.identity
         if ignores_code:
             before, after = _without_code(before), _without_code(after)
         return _key_of(before) == _key_of(after)
 
     def _code_advice(self, earlier: dict[str, Any]) -> str:
-        """Return advice if nothing but code or versions differs from `earlier`; otherwise "".
-
-        `earlier` is a job.json, parsed. The text is the beginning of a sentence.
-        """
+        """Return the start of a sentence if only code differs from job.json `earlier`; else ""."""
         if not self._is_same(earlier, ignores_code=True):
             return ""
         changed = {
@@ -326,12 +306,9 @@ class Manifest:
         """Prepare the directory for this run, and yield the records of undamaged output files.
 
         A file has one finished part, or several that have been joined. Damaged files, leftovers of
-        failed attempts and, with `restart`, the output of earlier runs are removed. job.json is
-        written, and `_SUCCESS` is removed if parts are missing. All this happens during iteration,
-        so the iterator must be exhausted. `digest` computes SHA-256 of files, as `Store.digests`
-        does; by default this process does so in threads. Raises the errors of `check` and
-        `examine`, and UnsupportedStorageError if the file system cannot create a file only if it
-        does not exist.
+        failed attempts and, with `restart`, the output of earlier runs are removed. All this
+        happens during iteration, so the iterator must be exhausted. `digest` computes SHA-256 of
+        files, as `Store.digests`, the default, does.
         """
         self.check()
         earlier = self._earlier()
@@ -380,8 +357,7 @@ class Manifest:
     def is_complete(self) -> bool:
         """Return whether this job has marked the output as complete, and no file is damaged.
 
-        Files are verified as in `examine`, by this process. All parts must be there, joined if the
-        encoding says so, and the manifest file must have all records.
+        This process verifies the files, as in `examine`.
         """
         try:
             mark = json.loads(self.directory.read(SUCCESS))
@@ -404,17 +380,14 @@ class Manifest:
         return self.done(name for folder in folders for name in self.directory.sizes(folder))
 
     def done(self, names: Iterable[str]) -> int:
-        """Return the number of distinct parts of this run in files with these names.
-
-        A joined file has several parts. Names of other files are ignored.
-        """
+        """Count the parts of this run in files with these names; other files are ignored."""
         return len({number for name in names for number in self.numbers(name)})
 
     def records(self) -> dict[str, Record | None]:
         """Read the record of each output file that has one, by file name, in order of the parts.
 
-        A file has one part, or several parts that have been joined; then the parts' own records are
-        left out. None stands for a record that is damaged, or describes another file.
+        Records of parts that have been joined are left out, because the joined file has one. None
+        stands for a record that is damaged, or describes another file.
         """
         names = self._recorded()
         contents = self.directory.read_all([record_path(name) for name in names])
@@ -425,18 +398,12 @@ class Manifest:
         }
 
     def _describes(self, record: Record, name: str) -> bool:
-        """Return whether a record is one of the file `name`, by its name and list of joined parts.
-
-        The list must have the parts in the file's name, in order, and be empty for a single part.
-        """
+        """Return whether a record is of the file `name`, by its name and list of joined parts."""
         parts = map(self.name, self.numbers(name) if is_joined(name) else ())
         return record.name == name and [part.name for part in record.joined] == [*parts]
 
     def _recorded(self) -> list[str]:
-        """List the names of the output files that have a record, in order of their parts' numbers.
-
-        If parts have been joined into one file, that file is listed, and its parts are not.
-        """
+        """List the output files that have a record, in order, without parts that are joined."""
         paths = [*self.directory.sizes(RECORDS)]
         names = {name for path in paths if (name := self._name_of(path))}
         joined = {number for name in names if is_joined(name) for number in self.numbers(name)}
@@ -444,10 +411,7 @@ class Manifest:
         return sorted(left, key=lambda name: (self.numbers(name)[0], name))
 
     def _strays(self) -> list[str]:
-        """List the paths of this run's obsolete records.
-
-        Their part has been joined with others into a file, or this run writes no such file.
-        """
+        """List the paths of this run's obsolete records, such as of parts that have been joined."""
         known = {*map(record_path, self._recorded())}
         paths = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
         return [path for path in paths if path not in known and key_in(path) == self.key]
@@ -455,8 +419,7 @@ class Manifest:
     def file_infos(self) -> dict[str, dict[str, Any]]:
         """Return fsspec's info dict (size, ETag and so on) of each file in the output, by path.
 
-        Files directly in the directory and in its partition folders are included, also those that
-        no job wrote, and files of parts that are not joined yet.
+        Includes partition folders, parts that are not joined yet, and files that no job wrote.
         """
         infos = self.directory.part_infos()
         return infos | self.directory.part_infos(PARTS) if self.joins else infos
@@ -465,8 +428,8 @@ class Manifest:
         """Return the record of each output file by name, from the manifest file of a finished job.
 
         The manifest is one file, read faster than all records. Records that it lacks, or that are
-        damaged there, are None, also for parts without any file; without a manifest file, all parts
-        are None. For an unfinished job, returns `records`.
+        damaged there, are None, also for parts without any file. For an unfinished job, returns
+        `records`.
         """
         if not self.directory.has(SUCCESS):
             return self.records()
@@ -485,12 +448,10 @@ class Manifest:
     ) -> tuple[dict[str, Record | None], dict[str, str]]:
         """Read the records as `records` does, and verify the files that they describe.
 
-        Returns the records by file name (None if damaged), and by file name the reason why a file
-        or its record is damaged, for damaged ones only. A file with parts that are also in an
-        earlier file counts as damaged. Undamaged files are added to `checked`. `digest` computes
-        SHA-256 of files, with the arguments and results of `Store.digests`, the default. Raises
-        FileExistsError if a file has the name of a finished part, in a folder where no job wrote
-        it.
+        Returns the records and, by file name, the reason why a file or its record is damaged, for
+        damaged ones only. Undamaged files are added to `checked`. `digest` computes SHA-256 of
+        files, as `Store.digests`, the default, does. Raises FileExistsError if a file has the name
+        of a finished part, in a folder where no job wrote it.
         """
         recorded = self.records()  # before the files, because attempts write records last
         infos = self.file_infos()
@@ -514,9 +475,8 @@ class Manifest:
     def finish(self) -> dict[str, int]:
         """Write the manifest file, remove temporary files, and mark the output as complete.
 
-        Called when all parts are done. Parts of earlier runs are removed, too. Returns the size in
-        bytes of each output file by path. Raises JobChangedError if another run has started in the
-        directory, or if records of parts are missing.
+        Parts of earlier runs are removed, too. Returns the size in bytes of each output file by
+        path. Raises JobChangedError if another run has started, or records of parts are missing.
         """
         check_current(self.directory, self.key)
         names = self._recorded()
@@ -546,8 +506,7 @@ class Manifest:
     def write_card(self) -> None:
         """Write `CARD`, a YAML file that names the data files to Hugging Face's `datasets`.
 
-        It replaces a file that a job wrote. Nothing is written if a user has a file of this name,
-        or a `README` instead.
+        Nothing is written if a user has a file of this name, or a `README` instead.
         """
         folders = "*=*/" * len(self.encoding.partition_by)
         card = _CARD.format(data=f"{folders}part-*{self.encoding.suffix}")
@@ -567,10 +526,9 @@ class Manifest:
     def _earlier(self) -> dict[str, Any] | None:
         """Return the parsed job.json of the directory, or None if no job has begun there.
 
-        If it is damaged, a dict is made from the keys of runs in names of records and attempts.
-        With `restart`, it has only the entries ``key`` and ``earlier``. Else it describes this job,
-        with ``parts`` None, if the digest of this job's identity is among the keys, and a warning
-        is logged; if not, raises DamagedMetadataError. Nothing is written.
+        If it is damaged, a dict is made from names of files. With `restart`, it has only the
+        entries ``key`` and ``earlier``. Else it describes this job, if files have its key; if not,
+        raises DamagedMetadataError.
         """
         try:
             return read_job(self.directory)
@@ -613,10 +571,7 @@ class Manifest:
         self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
 
     def _clear(self, earlier: dict[str, Any]) -> None:
-        """Remove the output of all runs that the job.json `earlier` names, but not job.json.
-
-        With `keeps_earlier`, files of parts stay; `finish` removes them.
-        """
+        """Remove the output of the runs in job.json `earlier`; with `keeps_earlier`, keep parts."""
         keys = {earlier["key"], *earlier["earlier"]}
         remove = self.directory.remove
         remove(SUCCESS)
@@ -655,9 +610,8 @@ class Manifest:
     def _begun(self) -> dict[str, list[str]]:
         """Return lists of the paths of this run's files that exist, by the name of the output file.
 
-        An output file is one path, or with partition folders, one in each folder that has rows of
-        it, and one in `WHOLE` until they are spread. Files without a record are included, because
-        their task may have died.
+        With partition folders, an output file has a path in each folder that has rows of it, and
+        one in `WHOLE` until they are spread. Files without a record are included.
         """
         folder = posixpath.dirname(published_path("", self.encoding))
         paths = [*self.file_infos()]
@@ -682,10 +636,8 @@ class Manifest:
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
         """Yield the records of undamaged output files, and remove this run's other output files.
 
-        Records and quarantine files of removed files are removed, too. Damaged files, and files
-        that stay without a record, are logged. Files are verified as in `examine`, which explains
-        `digest`. A file of a single part without a record gets one, if the attempt that wrote it
-        left its private copy of the record.
+        A file of a single part without a record gets one, if the attempt that wrote it left its
+        private copy of the record. `examine` explains `digest`.
         """
         recorded, damage = self.examine(digest)
         done: set[int] = set()
@@ -710,10 +662,9 @@ class Manifest:
             self.directory.remove(*map(quarantine_path, map(self.name, numbers)), *paths)
 
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
-        """Remove the temporary files of output files, such as rows not yet in partition folders.
+        """Remove temporary files of the output files with these stems (see `stem_of`).
 
-        `stems` are the base names of these output files up to the first dot. None: all temporary
-        files, of any run, and all files in `PARTS`, the parts to join into larger files.
+        None: all temporary files, of any run, and all files in `PARTS`.
         """
         for folder in (SCRATCH, WHOLE, *([PARTS] if stems is None else [])):
             names = self.directory.sizes(folder)
@@ -725,7 +676,6 @@ def manifest_of(directory: Store) -> Manifest:
     """Return the manifest of the job that wrote into a directory, made from its job.json.
 
     It has the job's identity, number of parts, encoding and command; other fields are defaults.
-    Raises the errors of `read_job`.
     """
     job = read_job(directory)
     output, options = job["identity"]["output"], RunOptions(command=job.get("command", ""))
@@ -738,10 +688,9 @@ def manifest_of(directory: Store) -> Manifest:
 def read_job(directory: Store) -> dict[str, Any]:
     """Read and parse job.json, which describes the job that has begun in a directory.
 
-    It has the job's ``key``, number of ``parts``, ``identity`` (settings of inputs, pipeline stages
-    and output), ``versions`` of libraries and more. Raises FileNotFoundError if no job has begun
-    there, NotADirectoryError if the directory is a file, and DamagedMetadataError if job.json is
-    damaged.
+    It has the job's ``key``, number of ``parts``, ``identity``, ``versions`` and more. Raises
+    FileNotFoundError if no job has begun there, NotADirectoryError if the directory is a file, and
+    DamagedMetadataError if job.json is damaged.
     """
     try:
         with directory.explained():
@@ -789,8 +738,7 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
 def _has_sound_code(part: str, values: Any) -> bool:
     """Return whether `values`, the section `part` of job.json's ``identity``, has expected types.
 
-    It must be a dict. Its digests of code, if any, must map strings to strings, unless the section
-    lists input files. A value that is no dict may raise AttributeError, which `_parse_job` catches.
+    A value that is no dict may raise AttributeError, which `_parse_job` catches.
     """
     if part.endswith(" file"):  # sizes and versions by name; any name may be a file's
         return isinstance(values, dict)
@@ -869,22 +817,14 @@ def _digests(then: object, now: object) -> str:
 
 
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return digests and versions of a stage's code that differ, as pairs (old, new) by name.
-
-    `old` and `new` are the stage's sections in two jobs' identities. An item of a pair is None if
-    that section lacks the name.
-    """
+    """Return the digests and versions of a stage's code that differ, as (old, new) by name."""
     before, after = old.get(CODE, {}), new.get(CODE, {})
     pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """Yield phrases on gone, new and changed files, such as "input files new: 2 (a; b)".
-
-    `old` and `new` map file names to texts with size and version. `what` begins each phrase. At
-    most `MOST_FILES_NAMED` files are named in a phrase.
-    """
+    """Yield phrases on gone, new and changed files, such as "input files new: 2 (a; b)"."""
     kinds = {
         "gone": [name for name in old if name not in new],
         "new": [name for name in new if name not in old],
@@ -910,10 +850,9 @@ def _find_damage(
 ) -> dict[str, str]:
     """Verify the files that `records` describe; return the reasons for damaged ones by record name.
 
-    `infos` are fsspec's info dicts of the output's files by path. Sizes are compared and, if
-    ``checked.by`` is "digest", the MD5 in `infos` or, if it is missing or differs, the SHA-256,
-    computed by `digest` (None: `Store.digests`). Undamaged files are added to `checked`, and files
-    that it has already are not read again. With "digest", quarantine files are verified, too.
+    `infos` are fsspec's info dicts of the output's files by path. Undamaged files are added to
+    `checked`, and files that it has already are not read again. If ``checked.by`` is "digest",
+    contents and quarantine files are verified, too, by `digest` (None: `Store.digests`).
     """
     damage: dict[str, str] = {}
     unread: dict[str, Record] = {}

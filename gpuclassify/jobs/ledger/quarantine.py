@@ -45,10 +45,7 @@ def quarantine_lines(problems: Iterable[Problem]) -> bytes:
 
 
 def shortened(content: bytes | str) -> str:
-    """Return the first `LONGEST_CONTENT` characters of a text, or of bytes decoded as UTF-8.
-
-    Invalid bytes become backslash escapes.
-    """
+    """Return the first `LONGEST_CONTENT` characters of a text, or of bytes decoded as UTF-8."""
     if isinstance(content, bytes):
         content = content[: 4 * LONGEST_CONTENT].decode("utf-8", "backslashreplace")
     return content[:LONGEST_CONTENT]
@@ -63,8 +60,7 @@ def isolate_bad_rows(
     """Call ``run(start, stop)`` on a row range, and on its halves if it raises one of `errors`.
 
     `stop` is excluded. Halves are halved again, down to single rows. Yields (first row, result) of
-    each range that succeeds, and (row, error) of each single row that fails, in order. Other errors
-    are raised.
+    each range that succeeds, and (row, error) of each single row that fails, in order.
     """
     try:
         yield start, run(start, stop)

@@ -50,38 +50,28 @@ LEDGER = "summary.json"  # state of a job's steps, in their folder
 
 
 class JobChangedError(ValueError):
-    """Error for an output directory that belongs to another job or run, or has lost its metadata.
-
-    Another job has other settings, code, models or input.
-    """
+    """Error for an output directory of another job or run, or one that has lost its metadata."""
 
 
 def part_name(number: int, count: int, key: str, suffix: str) -> str:
     """Return the output file name of a part, such as ``part-00012-1a2b3c4d.parquet``.
 
-    A part is a slice of a job's input that is processed as one unit. `number` counts from 0 to
-    `count` - 1, `key` are 8 hex digits that identify the run, and `suffix` is the extension, with
-    its dot.
+    `number` counts from 0 to `count` - 1, `key` are 8 hex digits that identify the run, and
+    `suffix` is the extension, with its dot.
     """
     return f"part-{_padded(number, count)}-{key}{suffix}"
 
 
 def joined_name(first: int, last: int, count: int, key: str, suffix: str) -> str:
-    """Return the name of a file with the joined rows of parts `first` to `last`, both included.
+    """Return the file name of joined parts, such as ``part-00000-00023-1a2b3c4d.parquet``.
 
-    An example is ``part-00000-00023-1a2b3c4d.parquet``. `count` is the number of all parts, which
-    determines the width of numbers, `key` are 8 hex digits that identify the run, and `suffix` is
-    the extension, with its dot.
+    Part `last` is included, and `count` is the number of all parts. See `part_name`.
     """
     return f"part-{_padded(first, count)}-{_padded(last, count)}-{key}{suffix}"
 
 
 def part_number(name: str) -> int:
-    """Return the number, from 0, of the part in an output file's name or path.
-
-    For joined parts, it is the number of the first. `name` must be from `part_name` or
-    `joined_name`.
-    """
+    """Return the number, from 0, of the first part in an output file's name or path."""
     match = PART_NAME.match(posixpath.basename(name))
     assert match is not None
     return int(match[1])
@@ -98,19 +88,15 @@ def _padded(number: int, count: int) -> str:
 
 
 def key_in(name: str) -> str | None:
-    """Return the run's key (8 hex digits) in the name or path of a part's output or metadata file.
-
-    Returns None if `name` is no such name.
-    """
+    """Return the run's key in the name or path of a part's file, or None for other names."""
     match = PART_NAME.match(posixpath.basename(name))
     return match[3] if match else None
 
 
 def check_current(directory: Store, key: str | None) -> None:
-    """Raise JobChangedError unless `key` is the key of the job that owns the directory.
+    """Raise JobChangedError unless job.json of the directory begins with this `key`.
 
-    ``job.json`` in `directory` begins with that key. If it has another one, or is missing, another
-    run has started over. None is no job's key, and always raises.
+    If it has another one, or is missing, another run has started over.
     """
     path = directory.path(JOB)
     try:
@@ -204,10 +190,9 @@ class Record:
     def with_files(self, files: Mapping[str, bytes], directory: Store) -> Record:
         """Return a copy of the record with the sizes and digests of its files.
 
-        `files` maps paths to contents: either the one file `self.name`, whose size and SHA-256 the
-        record has already, or files in partition folders, whose sizes and SHA-256 are added, and
-        whose total size becomes `file_bytes`. The MD5 of each of the `files` is added if listings
-        of `directory` may report it.
+        `files` maps paths to contents: the one file `self.name`, or files in partition folders,
+        whose total size becomes `file_bytes`. MD5 is added if listings of `directory` may report
+        it.
         """
         changes: dict[str, Any] = {}
         if directory.reports_md5:
@@ -227,20 +212,15 @@ class Record:
 
 
 def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Serialize `values` as a JSON object in UTF-8, with a last entry "sha256".
-
-    It is the SHA-256 of the object's text without this entry. `indent` is an option of
-    `json.dumps`.
-    """
+    """Serialize `values` as a JSON object in UTF-8; its last entry is a SHA-256 of the others."""
     text = json.dumps(values, indent=indent, ensure_ascii=False)
     return _append_digest(text.encode("utf-8", "backslashreplace"))
 
 
 def unsealed(content: bytes) -> dict[str, Any] | None:
-    """Parse JSON from `sealed`, and return its values without the digest.
+    """Return the values that `sealed` serialized, or None if the content is not from it.
 
-    Returns None if the content was changed since, or is not from `sealed`. The digest is no
-    signature: anybody can compute it, so callers check types before use.
+    The digest is no signature: anybody can compute it, so callers check types before use.
     """
     body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
     if content.strip() == _append_digest(body):
@@ -255,11 +235,7 @@ def _append_digest(content: bytes) -> bytes:
 
 
 def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | None:
-    """Read `LEDGER`, the JSON file on the state of a job's steps, from `folder` in `directory`.
-
-    Steps are intermediate results, such as the duplicates found. Returns None if the file is
-    missing, damaged, or of a job with another key.
-    """
+    """Read `LEDGER` in a folder; return None if it is missing, damaged, or has another key."""
     try:
         content = directory.read(f"{folder}/{LEDGER}")
     except FileNotFoundError:
@@ -282,10 +258,7 @@ def _sha256(content: bytes) -> str:
 
 
 def stem_of(name: str) -> str:
-    """Return the base name of an output file up to its first dot.
-
-    It is also the beginning of the names of the file's record and quarantine file.
-    """
+    """Return the base name of a file, up to the first dot; its record has the same one."""
     return posixpath.basename(name).partition(".")[0]
 
 
@@ -295,39 +268,25 @@ def record_path(name: str) -> str:
 
 
 def quarantine_path(name: str) -> str:
-    """Return the path, in the output directory, of the quarantine file of the part `name`.
-
-    `name` is the part's output file. The quarantine file lists files, lines and rows of the part
-    that could not be read or classified.
-    """
+    """Return the path, in the output directory, of the quarantine file of the part `name`."""
     return f"{QUARANTINE}/{stem_of(name)}.jsonl"
 
 
 def published_path(name: str, encoding: Encoding) -> str:
     """Return the path of the file of rows that a task creates first for the output file `name`.
 
-    It is `name`, unless the rows go to partition folders: then it is a file in `WHOLE` with all
-    rows, which are split into the folders later. For a part in `PARTS`, which is joined with others
-    first, it is always `name`.
+    It is `name`, or a file in `WHOLE` if the rows are to be split into partition folders.
     """
     return f"{WHOLE}/{name}" if _is_spread(name, encoding) else name
 
 
 def _is_spread(name: str, encoding: Encoding) -> bool:
-    """Return whether a file's rows go to partition folders (``column=value/``), as `encoding` says.
-
-    False for parts in the folder `PARTS`: they are first joined into a file, whose rows then go to
-    folders.
-    """
+    """Return whether a file's rows go to partition folders; parts to join in `PARTS` do not."""
     return bool(encoding.partition_by) and not name.startswith(f"{PARTS}/")
 
 
 def is_published(directory: Store, name: str, encoding: Encoding) -> bool:
-    """Return whether an attempt has created the output file `name`, also of joined parts.
-
-    If its rows go to partition folders, a file of all rows is created first, and removed once the
-    record exists; either of them, that file or the record, counts.
-    """
+    """Return whether an attempt has created the output file `name`, perhaps without a record."""
     paths = [published_path(name, encoding)]
     if _is_spread(name, encoding):
         paths.append(record_path(name))  # the record is created before the file is removed
@@ -344,15 +303,12 @@ def publish(
     """Create a part's output file, quarantine file and record; return the record.
 
     Also used for a file of joined parts. The first of several attempts at a part counts: if it has
-    created the file, later attempts leave it, and return its record. `record` and `content` are
-    this attempt's record and file content, from `pack_rows` with partition folders. `problems` are
-    written to a quarantine file, unless there are none. The returned record has the digests of
-    these files. An attempt that fails before it has created the file, such as on a full disk,
-    leaves no part.
+    created the file, later attempts leave it, and return its record. `content` is this attempt's
+    file content, from `pack_rows` with partition folders. `problems` are written to a quarantine
+    file, unless there are none. The returned record has the digests of these files.
 
-    Raises RuntimeError if the file would not have ``record.rows_out`` rows, FileExistsError if a
-    file of this name is from no attempt at this part or has a damaged record, and JobChangedError
-    if another run has started over before the rows are spread over folders.
+    Raises RuntimeError if the file would not have ``record.rows_out`` rows, and FileExistsError if
+    a file of this name is from no attempt at this part or has a damaged record.
     """
     if _is_spread(record.name, encoding):
         # Nothing is published if this raises.
@@ -392,10 +348,8 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
     """Return the record of the output file `name`, which exists; create the record if missing.
 
     It is then copied from an intent: the record that each attempt writes under a private name
-    first. If the rows go to partition folders, they are spread over these before that. Returns None
-    if no intent has the digest of the file, or if the record is damaged. Raises FileNotFoundError
-    if neither the record nor the file exists, and JobChangedError if another run has started over
-    before the rows are spread.
+    first. Returns None if no intent has the digest of the file, or if the record is damaged. Raises
+    FileNotFoundError if neither the record nor the file exists.
     """
     # Another attempt may create the record and remove the file between the first two reads.
     for is_last in (False, True):
@@ -424,11 +378,9 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
 def _create_record(
     directory: Store, record: Record, files: Mapping[str, bytes], encoding: Encoding
 ) -> Record | None:
-    """Create the record of a part, after its files in partition folders if its rows go to these.
+    """Create a part's record; if its rows go to partition folders, create `files` there first.
 
-    `files` has the content of these files by path; for other parts, it is ignored. The file of all
-    rows is removed at the end. Returns the record with the files' sizes and digests, or None if
-    another attempt has created the record.
+    Returns the record with the files' sizes and digests, or None if another attempt has created it.
     """
     path, is_spread = record_path(record.name), _is_spread(record.name, encoding)
     # If the record exists, a late attempt has published a part again whose rows are spread.

@@ -30,10 +30,7 @@ class HttpStore(Store):
         return isinstance(err, transient) if status is None else status in BUSY_STATUSES
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the web client's error if fsspec reports it as a missing file, else `err`.
-
-        FileNotFoundError for status 404 or 410 is returned unchanged.
-        """
+        """Return the web client's error if fsspec wrongly reports a missing file, else `err`."""
         cause = err.__cause__
         if not isinstance(err, FileNotFoundError) or cause is None:
             return err
@@ -48,10 +45,7 @@ class HttpStore(Store):
         return ""
 
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
-        """Open the file for reading bytes; read it whole if the server sends no byte ranges.
-
-        `size_bytes` is its size, None if unknown, and `ahead_bytes` is ignored.
-        """
+        """Open the file for reading bytes; read it whole if the server sends no byte ranges."""
         block_size = None if compression(self.url) else LINE_BYTES
         known = {"size": size_bytes} if size_bytes else {}
         with self.explained():
@@ -62,19 +56,13 @@ class HttpStore(Store):
     def delivers_ranges(self, size_bytes: int | None) -> bool:
         """Return whether the server sends byte ranges of the file, by requesting its first byte.
 
-        `size_bytes` is the file's size, None if unknown. If it is 0 or 1, a range is the whole
-        file: returns False. A server without ranges sends the whole file in answer.
+        False if `size_bytes` is 0 or 1. A server without ranges sends the whole file in answer.
         """
         with self.explained():
             return self._whole_file(size_bytes) is None
 
     def _whole_file(self, size_bytes: int | None) -> io.BytesIO | None:
-        """Request the first byte of the file as a range; return the content if all of it comes.
-
-        Returns None if only the first byte of a longer file comes, because the server sends ranges.
-        `size_bytes` is the file's
-        size, None if unknown; a shorter content raises CutShortError.
-        """
+        """Request the first byte as a range; return the content if all of it comes, else None."""
         ask = functools.partial(self.filesystem.cat_file, self.root, start=0, end=1)
 
         def read() -> bytes:

@@ -36,8 +36,7 @@ TIMEOUT_SECONDS = 60
 def hub_uri(url: str) -> HfUri | None:
     """Parse the ``hf://`` URL of a repository of the Hub; return None for any other URL.
 
-    The revision is "main" if the URL has none. URLs of storage buckets also give None. Raises
-    ValueError if the URL is malformed.
+    The revision is "main" if the URL has none. Raises ValueError if the URL is malformed.
     """
     if not url.startswith(SCHEME):
         return None
@@ -50,8 +49,7 @@ def hub_uri(url: str) -> HfUri | None:
 def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of fsspec options with the Hub token replaced by a name that is not secret.
 
-    The token, a str, is kept in this process's memory for the repositories in `urls`. Without a
-    token, or without a repository among `urls`, the copy is unchanged.
+    The token is kept in this process's memory. Without a repository in `urls`, nothing changes.
     """
     token, names = storage_options.get("token"), _token_names(urls)
     if not names or not isinstance(token, str):
@@ -62,11 +60,7 @@ def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[st
 
 
 def share_tokens(urls: Iterable[str]) -> None:
-    """Send the tokens that this process keeps for Hub repositories in `urls` to all Dask workers.
-
-    Tokens are sent through the current Dask client. Does nothing without a client; raises
-    RuntimeError if it is asynchronous.
-    """
+    """Send the tokens kept for Hub repositories in `urls` to the current client's workers."""
     share_tokens_with_workers(_token_names(urls))
 
 
@@ -79,10 +73,7 @@ def _token_name(uri: HfUri) -> str:
 
 
 class BucketStore(Store):
-    """Read-only access to files in a storage bucket of the Hub (``hf://buckets/``).
-
-    A bucket has no commits.
-    """
+    """Read-only access to files in a storage bucket of the Hub (``hf://buckets/``)."""
 
     is_flat = True
     is_writable = False
@@ -123,24 +114,21 @@ class HubStore(BucketStore):
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec, with the token that this process keeps for the repository.
-
-        A token in the options takes precedence; a name that stands for one is replaced by it.
-        """
+        """Storage options for fsspec, with the token that this process keeps if they have none."""
         options, token = super().storage_options, token_for(_token_name(self.uri))
         return options if token is None or options.get("token") else options | {"token": token}
 
     def pin(self, commits: dict[Any, str]) -> HubStore:
-        """Return a store for the same path at the current commit of its branch or tag.
+        """Return a store for the same path at its commit, or the current one of its branch or tag.
 
-        `commits` caches the commit hash by repository and revision, and is updated, so that all
-        files come from one commit. A store at a commit is returned unchanged.
+        `commits` caches the commit hash by repository and revision, and is updated.
         """
-        if self.is_fixed:
+        revision = self.uri.revision or ""
+        if self.is_fixed and revision == revision.lower():
             return self
         repo = replace(self.uri, path_in_repo="")
         if repo not in commits:
-            commits[repo] = self._current_commit()
+            commits[repo] = revision.lower() if self.is_fixed else self._current_commit()
         return replace(self, url=replace(self.uri, revision=commits[repo]).to_uri())
 
     def _current_commit(self) -> str:
@@ -163,9 +151,8 @@ class HubStore(BucketStore):
     def entries(self) -> list[Entry] | None:
         """List the file, the files below a folder, or a glob pattern's matches; None if none exist.
 
-        Raises errors of `gpuclassify.hub.calls`, and DatasetMissingError if the parent folder (of a
-        pattern: the last one before its first wildcard) does not exist. The parent is listed first
-        to raise errors of a busy Hub, because `_entries_of` would mistake them for a missing file.
+        Raises DatasetMissingError if the parent folder does not exist. It is listed first, because
+        `_entries_of` would mistake errors of a busy Hub for a missing file.
         """
         path = posixpath.dirname(self.uri.path_in_repo)
         while glob.has_magic(path):
@@ -185,9 +172,7 @@ class HubStore(BucketStore):
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
         """Open the file for reading bytes; a file of known size at a commit needs no request.
 
-        `size_bytes` is the file's size. If it is None, or the URL names no commit, fsspec asks the
-        Hub, and `ahead_bytes` is ignored. Otherwise, that many bytes are read ahead; None: a file
-        up to 8 MiB is read at once, and 8 MiB at a time of a larger one.
+        `ahead_bytes` is used only for such a file: see `PinnedFile`.
         """
         if size_bytes is not None and self.is_fixed:
             return PinnedFile(self.uri, size_bytes, self.filesystem, ahead_bytes)
@@ -198,7 +183,7 @@ class PinnedFile(AbstractBufferedFile):
     """Readable file at a commit of the Hub; opening it needs no request, because its size is known.
 
     `ahead_bytes` is the number of bytes to read ahead. By default, a file up to `WHOLE_FILE_BYTES`
-    (8 MiB) is read at once, and `AHEAD_BYTES` (8 MiB) at a time of a larger one.
+    is read at once, and `AHEAD_BYTES` at a time of a larger one.
     """
 
     def __init__(
@@ -219,10 +204,7 @@ class PinnedFile(AbstractBufferedFile):
         )
 
     def readline(self) -> bytes:
-        """Return the next line with its newline, or b"" at the end of the file.
-
-        fsspec's own method would fetch the whole read-ahead for it.
-        """
+        """Return the next line with its newline, or b"" at the end of the file."""
         return self.readuntil(b"\n", LINE_BYTES)  # the default is the whole read-ahead
 
     def _fetch_range(self, start: int, end: int) -> bytes:

@@ -44,10 +44,7 @@ class LocalStore(Store):
     # Input.
 
     def entries(self) -> list[Entry] | None:
-        """List the file, the files below a folder, or a glob pattern's matches.
-
-        Returns None if there is no such file, folder or match, and [] for an empty folder.
-        """
+        """List files as `Store.entries` does, from a normalized path if that is the same."""
         self.filesystem.invalidate_cache()
         plain = posixpath.normpath(self.root)
         is_same = self.resolve(plain) == self.resolve(self.root)  # false for ".." behind a link
@@ -58,11 +55,7 @@ class LocalStore(Store):
         return os.path.realpath(path)
 
     def url_of(self, path: str) -> str:
-        """Return the string that opens the file `path` again.
-
-        It is the path, or a ``file://`` URL if this store was opened by a URL. Raises an error if
-        "::" in the path would be read as a chain of URLs.
-        """
+        """Return the path, or a ``file://`` URL if this store was opened by a URL."""
         if "://" in self.url:
             return super().url_of(path)
         if "::" in path:
@@ -70,18 +63,11 @@ class LocalStore(Store):
         return path
 
     def real_name(self, entry: Entry) -> str:
-        """Return the absolute path of a listed file, with symbolic links resolved.
-
-        It is the same in every listing, and so identifies the file.
-        """
+        """Return the absolute path of a listed file, with symbolic links resolved."""
         return entry.real
 
     def problem(self, path: str) -> str | None:
-        """Return the reason why the file `path` cannot be read, or None.
-
-        Reasons are a missing permission, a broken link, or a path that is not a regular file. A
-        missing file gives None.
-        """
+        """Return the reason why a file cannot be read, or None; a missing file gives None."""
         try:
             mode = Path(path).stat().st_mode
         except OSError as err:
@@ -95,29 +81,19 @@ class LocalStore(Store):
         return None if os.access(path, os.R_OK) else "permission denied"
 
     def hint(self) -> str:
-        """Return text to append to an error message about this path, or "".
-
-        The text is the reason why the path cannot be read, such as ": permission denied", or
-        suggests a similar name.
-        """
+        """Return a reason or a similar name, as text to append to an error message, or ""."""
         problem = self.problem(self.root)
         return f": {problem}" if problem else super().hint()
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return the modification time in `info`, fsspec's info on a file, as text, in seconds.
-
-        It counts from 1970. For a link, it is the modification time of its target.
-        """
+        """Return the modification time in `info` as text, in seconds; for a link, its target's."""
         if info.get("islink"):  # the listing has the time of the link itself
             with contextlib.suppress(OSError):
                 return str(Path(info["name"]).stat().st_mtime)
         return super().version(info)
 
     def stamp(self) -> str:
-        """Return the file's mtime and ctime (in ns) and inode as text, used to detect changes.
-
-        Raises FileNotFoundError if the file does not exist.
-        """
+        """Return the file's mtime and ctime (in ns) and inode as text, used to detect changes."""
         status = Path(self.root).stat()
         return f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
@@ -126,8 +102,8 @@ class LocalStore(Store):
     def path(self, name: str) -> str:
         """Return the absolute path of `name`, a relative path in this folder.
 
-        Raises ValueError if `name` leads out of the folder, goes through a symbolic link, or is
-        neither a regular file nor a folder. It need not exist.
+        Raises ValueError if `name` leads out of the folder, goes through a symbolic link, or exists
+        and is neither a regular file nor a folder.
         """
         path = super().path(name)
         checked = self.root
@@ -174,11 +150,7 @@ class LocalStore(Store):
         self._refuse_files(self.root, *map(str, PurePath(self.root).parents))
 
     def would_match(self, folder: Store, name: str) -> bool:
-        """Return whether this path or pattern would match a file `name` in the store `folder`.
-
-        The file need not exist. Paths are compared as they are and with symbolic links resolved.
-        Returns False if `folder` is not local.
-        """
+        """Return whether this path or pattern would match a file `name` in the store `folder`."""
         if not isinstance(folder, LocalStore):
             return False
         return any(
@@ -187,10 +159,7 @@ class LocalStore(Store):
         )
 
     def matches(self, name: str) -> bool:
-        """Return whether this path or pattern matches a file, given its resolved path `name`.
-
-        A path to a folder matches the files below it.
-        """
+        """Return whether this path, folder or pattern matches a file, given its resolved path."""
         return any(self._matches(resolve(self.root), name) for resolve in (str, self.resolve))
 
     def move(self, source: str, target: str) -> None:
@@ -200,10 +169,9 @@ class LocalStore(Store):
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:
         """Create the file `name` with content `data` unless it exists; return whether it did so.
 
-        The content is written to a private file in the folder `scratch`, whose path is relative to
-        this folder, as `name` is. The private file is then hard-linked to `name`: of several
-        attempts exactly one succeeds, and nobody sees a partial file. With `is_lasting`, the
-        content is flushed to disk first.
+        The content is written to a private file in the folder `scratch`, which is then hard-linked
+        to `name`: of several attempts exactly one succeeds, and nobody sees a partial file. With
+        `is_lasting`, the content is flushed to disk first.
         """
         path = self.path(name)
         private = Path(
@@ -234,11 +202,7 @@ class LocalStore(Store):
                 private.unlink()
 
     def check_creates(self, scratch: str) -> None:
-        """Raise UnsupportedStorageError if files in this folder cannot be created by hard links.
-
-        It tries to create a file; `scratch` is the folder of the private file to link, as in
-        `create`.
-        """
+        """Raise UnsupportedStorageError if files in this folder cannot be created by hard links."""
         try:
             self._try_creating(scratch)
         except OSError as err:

@@ -112,9 +112,8 @@ class WatchedFile:
     def read(self, length: int = -1) -> bytes:
         """Read `length` bytes (negative: the rest of the file), and complete short answers.
 
-        A store may answer with fewer bytes than asked for, also in the middle of a file, and
-        fsspec returns them as if the file ended there. Raises CutShortError if the file ends before
-        its known size. If its size is unknown, short answers are returned as they are.
+        A store may answer with fewer bytes than asked for, and fsspec returns them as if the file
+        ended there. Raises CutShortError if the file ends before its known size.
         """
         pieces, begin = [self._call(self._file.read, length)], self._file.tell()
         if self._size is not None:
@@ -185,10 +184,7 @@ class Store:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the URL names a commit of the Hub, so that its files can never change.
-
-        False in this class.
-        """
+        """Whether the URL names a commit of the Hub, so that its files can never change."""
         return False
 
     @property
@@ -207,11 +203,7 @@ class Store:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec.
-
-        Options whose value is a `TokenName`, the name under which this process keeps a Hub token,
-        are left out.
-        """
+        """Storage options for fsspec, without options that only name a Hub token."""
         options = self._given_options.items()
         return {name: value for name, value in options if not isinstance(value, TokenName)}
 
@@ -254,20 +246,14 @@ class Store:
             ) from err
 
     def below(self: AnyStore, folder: str) -> AnyStore:
-        """Return a store for a file or folder in this folder, with the same storage options.
-
-        `folder` is its relative path. Raises ValueError if that leads out of this folder.
-        """
+        """Return a store for a relative path in this folder, with the same storage options."""
         self.path(folder)
         return replace(self, url=f"{self.address.rstrip('/')}/{folder}")
 
     # Calls, and their errors.
 
     def retried(self, call: Callable[[], Result]) -> Result:
-        """Return ``call()``; retry it if it raises a transient error, up to `READ_TRIES` tries.
-
-        Errors that are retried are logged. Other errors, and the error of the last try, are raised.
-        """
+        """Return ``call()``; retry it if it raises a transient error, up to `READ_TRIES` tries."""
 
         def may_pass(err: Exception) -> bool:
             reason = self.cause_of(err)
@@ -286,10 +272,7 @@ class Store:
         return isinstance(err, CutShortError)
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the storage client's error if fsspec raised `err` in its place, else `err`.
-
-        This class always returns `err`.
-        """
+        """Return the storage client's error if fsspec raised `err` in its place, else `err`."""
         return err
 
     @contextlib.contextmanager
@@ -297,8 +280,7 @@ class Store:
         """Replace errors of the block by errors with the URL and advice, without secrets.
 
         The new error is FileNotFoundError, PermissionError, TimeoutError or OSError. `where` is the
-        position in the file, such as ``", from byte 5"``. Stores whose `explains_itself` is True
-        replace no errors.
+        position in the file. Stores whose `explains_itself` is True replace no errors.
         """
         try:
             yield
@@ -319,7 +301,7 @@ class Store:
     def pin(self: AnyStore, commits: dict[Any, str]) -> AnyStore:
         """Return this store; for a Hub repository, a store at the current commit of its revision.
 
-        `commits` caches the commit hash by repository and revision, and is updated.
+        `commits` caches commit hashes by repository, and is updated.
         """
         return self
 
@@ -331,8 +313,7 @@ class Store:
     def entries(self) -> list[Entry] | None:
         """List the file, the files below a folder, or a glob pattern's matches.
 
-        Returns None if there is no such file, folder or match, and [] for an empty folder. Cached
-        listings are not used.
+        Returns None if there is no such file, folder or match, and [] for an empty folder.
         """
         self.filesystem.invalidate_cache()
         with self.explained():
@@ -372,12 +353,10 @@ class Store:
 
         `levels` are regular expressions for the names directly in `root`, in its subfolders, and so
         on. Files above the last of these levels are skipped; below it, all names match. Names that
-        begin with a dot or an underscore are metadata, and are skipped. Links are followed last, so
-        that real folders and files come first. No folder is listed twice with the same remaining
-        `levels`, which ends cycles of links, but a link may yield a file again. An empty subfolder
-        is an entry of type "directory", and a local folder that cannot be listed is an entry with a
-        `problem`. Raises FileNotFoundError if `root` does not exist; a flat store (`is_flat`) may
-        yield nothing instead.
+        begin with a dot or an underscore are skipped. Links are followed last, and may yield a file
+        again. An empty subfolder is an entry of type "directory", and a local folder that cannot be
+        listed is an entry with a `problem`. Raises FileNotFoundError if `root` does not exist,
+        except that a flat store may yield nothing.
         """
         root = self.root if root is None else root
         waiting = deque([(root, levels, "")])
@@ -423,10 +402,7 @@ class Store:
         return path
 
     def url_of(self, path: str) -> str:
-        """Return the URL that opens `path`, a path in this store's file system, again.
-
-        Raises an error if "::" in the path would be read as a chain of URLs.
-        """
+        """Return the URL that opens `path`, a path in this store's file system, again."""
         url = self.filesystem.unstrip_protocol(path)
         if "::" in url:
             self._open_filesystem(url)  # raises, unless the marks belong to the URL
@@ -437,17 +413,11 @@ class Store:
         return self.url_of(entry.path)
 
     def problem(self, path: str) -> str | None:
-        """Return the reason why the file `path` cannot be read, if it is known without reading.
-
-        Returns None here; stores of local files check permissions.
-        """
+        """Return the reason why the file `path` cannot be read, if it is known without reading."""
         return None
 
     def hint(self) -> str:
-        """Return text to append to an error message about this missing file, with a similar name.
-
-        An example is ". Did you mean 'a.parquet'?". Returns "" if no name in the folder is similar.
-        """
+        """Return text to append to an error about this missing file, with a similar name, or ""."""
         folder, wanted = posixpath.split(self.root)
         with contextlib.suppress(Exception):  # a hint is not worth an error
             siblings = self.filesystem.ls(folder, False)
@@ -456,19 +426,15 @@ class Store:
         return ""
 
     def info(self) -> dict[str, Any]:
-        """Request and return fsspec's info dict on this file, such as its ``size`` and ``ETag``.
-
-        Cached infos are not used. Transient errors are retried.
-        """
+        """Request and return fsspec's info dict on this file, such as its ``size`` and ``ETag``."""
         self.filesystem.invalidate_cache(self.filesystem._parent(self.root))
         with self.explained():
             return self.retried(functools.partial(self.filesystem.info, self.root))
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return a file's version in `info`, fsspec's info on it, as text.
+        """Return a file's version in `info`, fsspec's info on it, as text; "" if there is none.
 
-        It is the file's ETag, MD5, generation or identifier, else its time of modification or
-        creation; "" if `info` has none of them. Used to detect changed input files.
+        It is the ETag, MD5, generation or identifier, else the time of modification or creation.
         """
         value = next((info[key] for key in _VERSIONS if info.get(key) not in (None, "")), "")
         return str(value.timestamp() if hasattr(value, "timestamp") else value)
@@ -484,10 +450,9 @@ class Store:
         """Open the file for reading bytes, and yield it, with retries of transient errors.
 
         `size_bytes` is the file's size, if known, which saves requests to the Hub. `ahead_bytes` is
-        the read-ahead there; default: all of a file up to 8 MiB, else 8 MiB. Raises OSError, or an
-        error of `gpuclassify.hub.calls`, if the bytes are not delivered. If they are, ValueError,
-        EOFError, OSError and the errors of Arrow, zlib and lzma in the block mean that the content
-        cannot be decoded, and become BrokenContentError.
+        the read-ahead there. Raises OSError, or an error of `gpuclassify.hub.calls`, if the bytes
+        are not delivered. If they are, any ValueError, EOFError, OSError, or error of Arrow, zlib
+        or lzma in the block becomes BrokenContentError.
         """
         with self.open(size_bytes, ahead_bytes) as opened:
             file = WatchedFile(opened, self, size_bytes)
@@ -504,9 +469,8 @@ class Store:
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
         """Open the file for reading bytes, with a read-ahead of `LINE_BYTES`.
 
-        A compressed file gets the file system's default read-ahead, which is larger. The file's
-        size `size_bytes` (None: unknown) and the read-ahead `ahead_bytes` (None: a default) are
-        ignored here; subclasses use them.
+        A compressed file gets the file system's default read-ahead, which is larger. `size_bytes`
+        and `ahead_bytes`, which may be None, are used by subclasses.
         """
         # The default read-ahead, 50 MiB in s3fs, is several times the size of a part.
         block_size = None if compression(self.url) else LINE_BYTES
@@ -514,10 +478,7 @@ class Store:
             return self.filesystem.open(self.root, "rb", block_size=block_size)
 
     def delivers_ranges(self, size_bytes: int | None) -> bool:
-        """Return whether byte ranges of the file can be read: True, except for some web servers.
-
-        `size_bytes` is the file's size, None if unknown.
-        """
+        """Return whether byte ranges of the file can be read: True, except for some web servers."""
         return True
 
     # Files in the folder, as an output.
@@ -526,7 +487,7 @@ class Store:
         """Return the path in `filesystem` of `name`, a relative path in this folder.
 
         `name` may come from an untrusted record: raises ValueError if it is absolute or has "..".
-        Local stores also refuse symbolic links and special files, such as sockets.
+        Local stores also refuse symbolic links and special files.
         """
         if name.startswith("/") or ".." in name.split("/"):
             raise self._refused_path(name, "leads out of it")
@@ -539,10 +500,7 @@ class Store:
         )
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Return the size in bytes of each file directly in `folder`, a relative path, by name.
-
-        Returns {} if `folder` is missing.
-        """
+        """Return the size in bytes of each file directly in `folder`, by name; {} if missing."""
         return {
             posixpath.basename(info["name"]): info["size"]
             for info in self._infos_in(folder)
@@ -555,18 +513,13 @@ class Store:
         return [posixpath.basename(name.rstrip("/")) for name in names]
 
     def part_sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file in this folder and its partition folders, by path.
-
-        Paths are relative, such as ``bucket=19/part-00000.parquet``. Folders without "=" are not
-        entered.
-        """
+        """Return the size in bytes of each file here and in partition folders, by relative path."""
         return {name: info["size"] for name, info in self.part_infos().items()}
 
     def part_infos(self, folder: str = "") -> dict[str, dict[str, Any]]:
         """Return fsspec's info dict on each file in `folder` and its partition folders, by path.
 
-        Paths are relative to this store, such as ``bucket=19/part-00000.parquet``. Folders without
-        "=" are not entered. Returns {} if `folder` is missing.
+        Paths are relative to this store, such as ``bucket=19/part-00000.parquet``.
         """
         infos: dict[str, dict[str, Any]] = {}
         for info in self._infos_in(folder):
@@ -589,9 +542,8 @@ class Store:
     def reported_md5(self, info: Mapping[str, Any]) -> str | None:
         """Return the hexadecimal MD5 of a file's content if fsspec's info on it has it, else None.
 
-        S3's ETag is the MD5 of objects that were stored by one request and are not encrypted with
-        a customer's key; any other ETag is returned, too, and equals no MD5. Google Cloud Storage
-        and Azure have fields for it.
+        S3's ETag is the MD5 of objects that were stored by one request and are not encrypted with a
+        customer's key; any other ETag is returned, too, and equals no MD5.
         """
         settings = info.get("content_settings") or {}
         md5 = settings.get("content_md5") or info.get("md5Hash") or info.get("ETag")
@@ -606,10 +558,7 @@ class Store:
             self.filesystem.makedirs(self.path(folder).rstrip("/"), exist_ok=True)
 
     def has(self, name: str) -> bool:
-        """Return whether the file or folder `name` exists in this folder.
-
-        Unlike fsspec's ``exists``, it raises an error if that cannot be determined.
-        """
+        """Return whether `name` exists in this folder; raise if that cannot be determined."""
         try:
             self.filesystem.info(self.path(name))
         except FileNotFoundError:
@@ -621,30 +570,21 @@ class Store:
         return self.filesystem.cat_file(self.path(name))
 
     def read_all(self, names: Sequence[str]) -> Iterator[bytes]:
-        """Yield the contents of the files `names` in this folder, in order, read in parallel.
-
-        Raises FileNotFoundError if one is missing.
-        """
+        """Yield the contents of the files `names` in this folder, in order, read in parallel."""
         with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
             for start in range(0, len(names), 32 * FILES_AT_A_TIME):
                 yield from pool.map(self.read, names[start : start + 32 * FILES_AT_A_TIME])
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
-        """Yield the path of a temporary local copy of the file `name`, removed after the block.
-
-        Local stores yield the path of the file itself.
-        """
+        """Yield the path of a temporary local copy of the file `name`, removed after the block."""
         with tempfile.TemporaryDirectory() as folder:
             copy = str(Path(folder, "file"))
             self.filesystem.get_file(self.path(name), copy)
             yield copy
 
     def digest(self, name: str) -> str:
-        """Return the SHA-256 of the file `name` in this folder: 64 hex digits.
-
-        The file is read block by block, with retries.
-        """
+        """Return the SHA-256 of the file `name` in this folder: 64 hex digits."""
         digest, start = hashlib.sha256(), 0
         path, size = self.path(name), self.filesystem.size(self.path(name))
 
@@ -664,15 +604,15 @@ class Store:
     def digests(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
         """Return (name, SHA-256, "") of each file, or (name, "", reason) if it cannot be read.
 
-        Several files are read at a time. Reasons are errors with the errno ENOENT (no such file)
-        or EIO; other errors, such as of the network, are raised.
+        Reasons are a missing file and errors with the errno EIO; other errors are raised.
         """
 
         def digest(name: str) -> tuple[str, str, str]:
             try:
                 return name, self.digest(name), ""
             except OSError as err:
-                if err.errno not in (errno.EIO, errno.ENOENT):  # such as an error of the network
+                # The file systems of most protocols report missing files without an errno.
+                if not isinstance(err, FileNotFoundError) and err.errno != errno.EIO:
                     raise
                 return name, "", f"cannot be read: {err}"
 
@@ -702,10 +642,7 @@ class Store:
         """Do nothing; local stores flush the folder's list of file names to disk."""
 
     def refuse_file(self) -> None:
-        """Raise NotADirectoryError if this path, meant for a folder, is a file.
-
-        Local stores also check the parent folders.
-        """
+        """Raise NotADirectoryError if this path, meant for a folder, is a file."""
         self._refuse_files(self.root)
 
     def _refuse_files(self, *paths: str) -> None:
@@ -715,10 +652,7 @@ class Store:
                 raise NotADirectoryError(f"{shown} is a file: name a directory for the output")
 
     def holds(self, file: Store) -> bool:
-        """Return whether the path of the store `file` lies below this folder.
-
-        Returns False if the two have different types of file systems. The file need not exist.
-        """
+        """Return whether the path of the store `file` lies below this folder."""
         try:
             is_same_kind = type(file.filesystem) is type(self.filesystem)
         except (ValueError, ImportError):  # an unknown protocol, or one without its package
@@ -728,9 +662,7 @@ class Store:
     def would_match(self, folder: Store, name: str) -> bool:
         """Return whether this path or pattern would match a file `name` in the store `folder`.
 
-        Returns False if the two stores have different file systems. The file need not exist. Used
-        to refuse an output that the job's input would match. Raises ImportError if the package that
-        fsspec needs for one of the URLs is not installed.
+        The file need not exist. Raises ImportError if a package for one of the URLs is missing.
         """
         return self.filesystem == folder.filesystem and self._matches(
             self.root, f"{folder.root}/{name}"
@@ -740,7 +672,7 @@ class Store:
         """Return whether this path or pattern matches a file, given its canonical URL `name`.
 
         A path to a folder matches the files below it. Names may be untrusted, so they are compared
-        as text. Opening the file system that a name gives would send these storage options to a
+        as text: opening the file system that a name gives would send these storage options to a
         host of its author's choice.
         """
         return self._matches(self.url_of(self.root), name)
@@ -756,10 +688,7 @@ class Store:
     # Whole files.
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write `data` as the file `name` in this folder, replacing an existing one.
-
-        It is written to a temporary file first, so that a failure leaves the existing one.
-        """
+        """Write `data` to a temporary file, and rename it to `name`, replacing an existing file."""
         with self.replacing(self.path(name)) as file:
             file.write(data)
 
@@ -767,7 +696,7 @@ class Store:
     def replacing(self, target: str) -> Iterator[Any]:
         """Open a temporary file for writing bytes, and rename it to `target` after the block.
 
-        `target` is a path in `filesystem`. The temporary file is removed if the block fails.
+        `target` is a path in `filesystem`.
         """
         mark = new_mark()
         private = posixpath.join(posixpath.dirname(target), f".{posixpath.basename(target)}.{mark}")
@@ -784,10 +713,7 @@ class Store:
             _being_written.discard(mark)
 
     def move(self, source: str, target: str) -> None:
-        """Move a file from one path in `filesystem` to another, replacing an existing file.
-
-        Glob characters in paths have no special meaning.
-        """
+        """Move a file from one path in `filesystem` to another, replacing an existing file."""
         try:
             self.filesystem.cp_file(source, target)
         except NotImplementedError:
@@ -798,8 +724,7 @@ class Store:
     def sweep(self, *folders: str) -> None:
         """Remove temporary files in these folders that killed processes left while writing.
 
-        `folders` are relative paths; "" is this folder. Files that running processes of this
-        machine are writing are kept, and files of other machines for a day.
+        "" is this folder. Files of other machines are kept for a day.
         """
         for folder in folders:
             left = [
@@ -812,14 +737,11 @@ class Store:
     # Exclusive creation.
 
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:
-        """Create the file `name` with content `data` unless it exists.
+        """Create the file `name` with content `data` unless it exists; return whether it did so.
 
-        Exactly one of several attempts succeeds. Returns whether this attempt has; stores other
-        than local ones also return True if the existing file has the same content. Local stores
-        write the content to a temporary file in the folder `scratch` of this folder, and hard-link
-        that: the file appears with all of its content or not at all, without locks, on NFS too.
-        Other stores get a conditional request. With `is_lasting`, a local file is flushed to disk
-        first, so that it survives a power loss.
+        Exactly one of several attempts succeeds; stores other than local ones also return True if
+        the existing file has the same content. Local stores first write a temporary file in the
+        folder `scratch`; with `is_lasting`, they flush it to disk.
         """
         for wait_seconds in CONFLICT_WAITS_SECONDS:
             try:
@@ -838,8 +760,7 @@ class Store:
     def ensure(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> None:
         """Create the file `name` with content `data`, replacing a file with other content.
 
-        `scratch` and `is_lasting` are as in `create`: the folder where local stores write a
-        temporary file first, and whether they flush it to disk before it gets its name.
+        `scratch` and `is_lasting` are as in `create`.
         """
         is_created = self.create(name, data, scratch, is_lasting=is_lasting)
         if not is_created and self.read(name) != data:
@@ -847,12 +768,7 @@ class Store:
             self.create(name, data, scratch, is_lasting=is_lasting)
 
     def check_creates(self, scratch: str) -> None:
-        """Raise UnsupportedStorageError unless `create` refuses existing files in this folder.
-
-        Creates a file ``.probe...`` in this folder twice: the second attempt must fail. The file is
-        removed. Local stores first write it as a temporary file in the folder `scratch`, whose path
-        is relative to this folder.
-        """
+        """Try `create`; raise UnsupportedStorageError unless it refuses existing files here."""
         # fsspec's own method is not atomic: it looks for the file, and then writes it.
         from fsspec import AbstractFileSystem
         from fsspec.asyn import AsyncFileSystem
@@ -946,10 +862,7 @@ _NAMESPACE = _process_namespace()
 
 
 def new_mark() -> str:
-    """Return a unique suffix for a temporary file: process namespace, process ID, random digits.
-
-    `Store.sweep` uses it to find files that killed processes left.
-    """
+    """Return a unique suffix for a temporary file, which `Store.sweep` recognizes."""
     return f"{_NAMESPACE}-{os.getpid()}-{uuid.uuid4().hex}"
 
 
