@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3.0  # seconds without a child until the host ends
 IDLE_SECONDS = 300.0  # seconds without a request until a child ends
+_PROTOCOL = 2  # changes with the messages, so that a host of other code is not asked
 # Maximum bytes of a folder: a socket's path has at most 103 (macOS; Linux 107), 17 for its name.
 _LONGEST_FOLDER = 86
 
@@ -121,7 +122,7 @@ def connect(path: Path, revision: str) -> Connection:
     Waits until the model is loaded, and raises HostError if loading fails, or if the folder of the
     socket cannot be used.
     """
-    known_by = repr((str(path), revision, sys.executable))
+    known_by = repr((str(path), revision, sys.executable, _PROTOCOL))
     folder: Path | str = "the folder of temporary files"
     try:
         folder = _sockets_folder()
@@ -150,7 +151,12 @@ def _connected(socket_path: Path) -> Connection:
         client.close()
         raise
     connection = Connection(client.detach())
-    connection.send(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None)
+    try:
+        connection.send(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None)
+        connection.recv()
+    except (EOFError, OSError) as err:  # a killed host listens until its memory is freed
+        connection.close()
+        raise ConnectionRefusedError("the host process has ended") from err
     return connection
 
 
@@ -269,13 +275,14 @@ def answer(connection: Connection, predict: Predict) -> None:
     """Answer a client's requests in a child process, until the client disconnects or is idle.
 
     The first message has the set of the client's CPU cores, to which this process is restricted, or
-    None. A request is a tuple of lines, joined by newlines, and a number of labels per line. The
-    reply is the result of `predict`, or the exception that it raises.
+    None; the reply is "ready". A request is a tuple of lines, joined by newlines, and a number of
+    labels per line. The reply is the result of `predict`, or the exception that it raises.
     """
     with contextlib.suppress(EOFError, OSError):
         cores = connection.recv()
         if cores is not None:
             os.sched_setaffinity(0, cores)
+        connection.send("ready")
         while connection.poll(IDLE_SECONDS):
             lines, k = connection.recv()
             try:

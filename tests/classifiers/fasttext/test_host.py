@@ -4,8 +4,10 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import sys
 import tempfile
+import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +101,23 @@ def test_a_killed_child_or_host_is_started_again(model, caplog):
     assert len(processes(model)) == 2
     classifier.teardown()
     wait_for(lambda: not processes(model))
+
+
+def test_a_killed_host_that_still_listens_is_not_asked(model):
+    own = HostClient(model, "r")
+    expected = own.predict(["buy"], 1)
+    own._idle[0].poll = lambda: False  # as if its other end had not been closed yet
+    path = next(of.laddr for of in processes(model)[0].net_connections("unix") if of.laddr)
+    for process in processes(model):
+        process.kill()
+    wait_for(lambda: not processes(model))
+    Path(path).unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        threading.Timer(0.3, listener.close).start()
+        np.testing.assert_array_equal(own.predict(["buy"], 1), expected)
+    assert len(processes(model)) == 2
 
 
 def test_a_kept_log_record_does_not_keep_the_host(model, caplog):
