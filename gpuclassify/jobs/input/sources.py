@@ -176,9 +176,9 @@ class FileSource:
 class FrameSource:
     """Source of a job that reads a Dask frame, whose partitions are the parts.
 
-    The frame is optimised once, because optimising may change its partitions. With an `identity`, a
-    dict that identifies the input, it is only simplified, which keeps them. Without one, the
-    frame's key identifies the input.
+    The frame is optimised once, because optimising may change its partitions. `identity` is a dict
+    that identifies the input; with one, the frame is only simplified, which keeps its partitions.
+    Without one, the frame's key identifies the input.
     """
 
     has_index = True
