@@ -1,40 +1,27 @@
-"""Choice, locks, settings and monitoring of the device that models run on."""
+"""Choice, locks and settings of the device that models run on."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import functools
-import logging
-import math
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from transformers import masking_utils
 
 from gpuclassify.inference.memory import CudaMemory
-from gpuclassify.settings.options import ModelOptions
+from gpuclassify.settings.options import FLOAT8, ModelOptions
 from gpuclassify.workers.device_errors import with_memory_released
-from gpuclassify.workers.machine import LoadMeter
-from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
 from gpuclassify.workers.run_context import RunStats
-
-# Seconds between samples. The driver updates a GPU's utilization every 1/6 to 1 second.
-SAMPLE_SECONDS = 0.2
-# Seconds of inference in a process before bfloat16 is measured on a CPU, and the smallest speed-up
-# that is reported.
-HINT_SECONDS, HINT_TIMES = 5.0, 1.3
-# Rounds of this measurement, seconds per round, and the largest ratio of two rounds' results.
-ROUNDS, ROUND_SECONDS, MOST_SPREAD = 5, 0.1, 1.25
+from gpuclassify.workers.shared_context import process_setting
 
 # Values of ``model_type`` of encoders that run in float16 on GPUs. Their outputs are six to nine
 # times closer to float32 than in bfloat16 (benchmarks/precision.py). Models that are known to
@@ -53,14 +40,14 @@ FLOAT16_ENCODERS = frozenset(
     }
 )
 
-logger = logging.getLogger(__name__)
-
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
+# Smallest compute capability of GPUs with products of 8-bit floats, that of Ada.
+FLOAT8_CAPABILITY = (8, 9)
+
 # A device runs one forward at a time, because concurrent ones would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}
-_seconds_to_hint = HINT_SECONDS
 
 
 def pick_device(name: str) -> torch.device:
@@ -103,8 +90,17 @@ def pick_dtype(
     for the encoders in `FLOAT16_ENCODERS`, and bfloat16 (float16 if they lack it) for other models.
     Without ``options.autocast``, and on devices other than CUDA, it is float32: bfloat16 is slower
     on some CPUs and faster on others, and moves rows over thresholds, so that two machines would
-    disagree. `architecture` is the ``model_type`` in the model's ``config.json``, if any.
+    disagree. `architecture` is the ``model_type`` in the model's ``config.json``, if any. Raises
+    ValueError for "float8" on a device without such products.
     """
+    if options.dtype == FLOAT8:
+        is_nvidia = device.type == "cuda" and torch.version.hip is None
+        if not is_nvidia or torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+            raise ValueError(
+                f'dtype="{FLOAT8}" needs an NVIDIA GPU with 8-bit products (Ada, Hopper or later), '
+                f'and the model runs on {device}: pass dtype="bfloat16"'
+            )
+        return torch.float8_e4m3fn
     if options.dtype is not None:
         return getattr(torch, options.dtype)
     if not options.autocast or device.type != "cuda":
@@ -121,54 +117,11 @@ def half_with_range() -> torch.dtype:
 
 
 @functools.cache
-def bfloat16_speed_up() -> float | None:
-    """Measure the ratio of float32's time to bfloat16's time for matrix products on this CPU.
-
-    Takes about half a second, once per process. Returns None if other processes used the cores, or
-    if rounds differ much, because busy cores slow one type more than the other.
-    """
-    meter = LoadMeter()
-    rounds = sorted(
-        _product_seconds(torch.float32) / _product_seconds(torch.bfloat16) for _ in range(ROUNDS)
-    )
-    if rounds[-1] > MOST_SPREAD * rounds[0] or not meter.read().is_idle:
-        return None
-    return rounds[ROUNDS // 2]
-
-
-def _product_seconds(dtype: torch.dtype) -> float:
-    # BERT-base's first feed-forward layer for 512 tokens
-    states, weight = torch.ones(512, 768, dtype=dtype), torch.ones(3_072, 768, dtype=dtype)
-    ends, least = time.perf_counter() + ROUND_SECONDS / 2, math.inf
-    with torch.inference_mode():
-        while least == math.inf or time.perf_counter() < ends:
-            began = time.perf_counter()
-            torch.nn.functional.linear(states, weight)
-            least = min(least, time.perf_counter() - began)
-    return least
-
-
-@functools.cache
 def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether `dtype` is bfloat16, and `device` a CPU with AVX-512 for it, but not AMX."""
     able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
     return device.type == "cpu" and dtype == torch.bfloat16 and is_without_amx
-
-
-def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
-    """Record bfloat16's speed-up on a CPU as `peak_bfloat16_times` in `stats`, for job reports.
-
-    Call it once after each run. Nothing is recorded on other devices, if the user has set ``dtype``
-    or turned ``autocast`` off, if the ratio is at most `HINT_TIMES`, or before the process's runs
-    have taken `HINT_SECONDS`, because measuring takes time.
-    """
-    global _seconds_to_hint
-    if device.type != "cpu" or options.dtype is not None or not options.autocast:
-        return
-    _seconds_to_hint -= stats.model_seconds
-    if _seconds_to_hint <= 0 and (times := bfloat16_speed_up() or 0.0) > HINT_TIMES:
-        stats.raise_peak("peak_bfloat16_times", times)
 
 
 def device_lock(device: torch.device) -> threading.Lock:
@@ -235,52 +188,6 @@ def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterat
 
 
 # Process-wide settings while a model runs.
-
-
-class SharedContext:
-    """Context manager shared by threads: the first thread enters it, and the last one leaves it."""
-
-    def __init__(self, begin: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._begin = begin
-        self._lock = threading.Lock()
-        self._users = 0
-        self._begun = contextlib.ExitStack()
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Keep the shared context manager entered while this thread's block runs."""
-        with self._lock:
-            if not self._users:
-                self._begun.enter_context(self._begin())
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._begun.close()
-
-
-def process_setting(
-    read: Callable[[], Any], write: Callable[[Any], Any], wanted: object
-) -> SharedContext:
-    """Return a shared context that sets a process-wide setting to `wanted` while it is active.
-
-    A value that another thread sets in the meantime is lost when the context ends.
-    """
-
-    @contextlib.contextmanager
-    def changed() -> Iterator[None]:
-        before = read()
-        write(wanted)
-        try:
-            yield
-        finally:
-            write(before)
-
-    return SharedContext(changed)
-
 
 # cuDNN's attention, torch's first choice on recent GPUs, makes a plan for every new shape. That
 # takes up to half a second per batch, because hardly two batches have the same shape.
@@ -391,90 +298,3 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 @functools.cache
 def _model_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
-
-
-# GPU utilization while a model runs.
-
-
-@dataclass(frozen=True)
-class DeviceSample:
-    """Load of a GPU and memory used by all processes; a value is None if it is not reported."""
-
-    busy_share: float | None  # utilization, 0 to 1; None for a MIG slice
-    used_bytes: int | None  # None for memory shared with the host
-
-
-Ask = Callable[[], DeviceSample]  # takes a sample now
-
-
-@contextlib.contextmanager
-def watched(
-    device: torch.device,
-    stats: RunStats,
-    source: Callable[[torch.device], Ask] | None = None,
-    sample_seconds: float = SAMPLE_SECONDS,
-) -> Iterator[None]:
-    """Sample a GPU's load and memory on a thread during a ``with`` block, and add them to `stats`.
-
-    The function that takes a sample is ``source(device)`` (default: `nvml_source`). Nothing is
-    added on devices other than CUDA, or if `source` raises DriverError.
-    """
-    ask = None
-    if device.type == "cuda":
-        try:
-            ask = (source or nvml_source)(device)
-        except DriverError as err:
-            logger.debug("the use of %s is not known: %s", device, err)
-    if ask is None:
-        yield
-        return
-    is_over = threading.Event()
-    thread = threading.Thread(
-        target=_sample, args=(ask, stats, is_over, sample_seconds), daemon=True
-    )
-    thread.name = "gpuclassify-device-use"
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
-    before = time.monotonic()
-    is_last = False
-    while not is_last:
-        is_last = is_over.wait(sample_seconds)
-        now = time.monotonic()
-        note(ask(), now - before, stats)
-        before = now
-
-
-def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
-    """Add a sample, taken `elapsed_seconds` after the previous one, to fields of `stats`."""
-    stats.raise_peak("peak_device_bytes", sample.used_bytes)
-    if sample.busy_share is not None:
-        busy_seconds = elapsed_seconds * sample.busy_share
-        stats.device_sampled_seconds = (stats.device_sampled_seconds or 0.0) + elapsed_seconds
-        stats.device_busy_seconds = (stats.device_busy_seconds or 0.0) + busy_seconds
-
-
-def nvml_source(device: torch.device) -> Ask:
-    """Return a function that samples a GPU's load and memory through NVIDIA's library NVML.
-
-    NVML neither waits for the device nor makes a context on it. Raises DriverError if NVML is
-    missing or does not know the device.
-    """
-    nvml = open_nvml()
-    handle = find_device(nvml, str(torch.cuda.get_device_properties(device).uuid))
-
-    def ask() -> DeviceSample:
-        busy_share = used_bytes = None
-        with contextlib.suppress(nvml.NVMLError):  # a MIG slice has no utilization
-            busy_share = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        with contextlib.suppress(nvml.NVMLError):  # memory shared with the host
-            used_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        return DeviceSample(busy_share, used_bytes)
-
-    return ask

@@ -23,11 +23,9 @@ from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device import (
     exclusive_device,
     holding,
-    note_bfloat16,
     run_in_streams,
     stream_count,
     to_device,
-    watched,
 )
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import (
@@ -42,6 +40,7 @@ from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.models.networks import TokenAverage
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.workers.device_report import note_bfloat16, watched
 from gpuclassify.workers.run_context import RunStats, advance
 
 
@@ -83,14 +82,14 @@ def run(
             texts += len(tokens)
             stats.tokens += int(tokens.offsets[-1])
         if model.is_by_token:
-            note_bfloat16(settings, model.device, stats)
+            note_bfloat16(settings.has_free_dtype, model.device, stats)
             return np.concatenate([np.empty(0, dtype=object), *by_text])
         if not outputs:
             return np.zeros((0, model.output_size), dtype=np.float32)
         with _device_for(model, settings, stats):
             # Outputs stay on the device until here: one copy instead of one wait for every batch.
             fetched = _fetch(outputs)
-    note_bfloat16(settings, model.device, stats)
+    note_bfloat16(settings.has_free_dtype, model.device, stats)
     result = np.empty((texts, fetched.shape[1]), dtype=fetched.dtype)
     result[np.concatenate(positions)] = fetched  # if a row ran twice, its later outputs win
     return result

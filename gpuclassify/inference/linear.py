@@ -1,14 +1,28 @@
-"""Linear layers for CPUs that keep their weights in oneDNN's packed layout.
+"""Linear layers in other forms than a model's own: packed weights, one product, 8-bit numbers.
 
-Torch's own layer packs the weight again in every call, or multiplies an unpacked one. For
-BERT-base's weights in float32 that takes 1.1 times as long (`linear` and `prepacked` among the
-peaks that ``python -m benchmarks.throughput`` measures).
+On a CPU, weights are kept in oneDNN's packed layout. Torch's own layer packs them again in every
+call, or multiplies unpacked ones. For BERT-base's weights in float32 that takes 1.1 times as long
+(`linear` and `prepacked` among the peaks that ``python -m benchmarks.throughput`` measures).
+
+On a GPU, queries, keys and values are one product, and the sum of a layer's output and its input is
+normalized by one kernel. With ``dtype="float8"``, products of layers have 8-bit inputs and weights.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
 import torch
 from torch import nn
+from torch.nn import functional as F
+from transformers.activations import GELUActivation
+
+from gpuclassify.inference.packed.disentangled import is_reference
+from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
+
+logger = logging.getLogger(__name__)
 
 # Maximum size of the packed copies of a model's weights. Large encoders in float32 need less, but
 # decoders with billions of weights must not take twice their memory.
@@ -16,6 +30,20 @@ MOST_ARRANGED_BYTES = 3 << 29
 _DTYPES = (torch.float32, torch.bfloat16)
 # Undocumented operators of torch.compile.
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+
+FLOAT8 = torch.float8_e4m3fn
+_MULTIPLE = 16  # of the numbers of inputs and outputs of a product with 8-bit numbers
+# Names of layers in transformers' encoders that multiply the same states.
+_PROJECTIONS = (
+    ("query", "key", "value"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q_lin", "k_lin", "v_lin"),
+)
+# Submodules of BERT's and similar models' parts that add a linear layer's output to `input_tensor`.
+_SUM_PARTS = {"dense", "LayerNorm", "dropout"}
+# Largest root mean square of differences from such a part, relative to its outputs.
+_TOLERANCE = 1e-2
+_TRIED_ROWS = 64
 
 
 class ArrangedWeight:
@@ -81,3 +109,156 @@ def share_arranged(layers: nn.ModuleList, others: nn.ModuleList) -> None:
     for layer, other in zip(layers.modules(), others.modules(), strict=True):
         if isinstance(layer, ArrangedLinear) and isinstance(other, ArrangedLinear):
             layer.arranged = other.arranged
+
+
+class MergedLinear(nn.Module):
+    """Linear layers of the same states, such as queries, keys and values, as one product.
+
+    The layers are called one after another, as a `MergedPart` each. The first computes the product,
+    and the last frees it.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        first, self.sizes = layers[0], [layer.out_features for layer in layers]
+        self.product = nn.Linear(first.in_features, sum(self.sizes), device="meta")
+        for name in ("weight", "bias"):
+            tensors = [getattr(layer, name) for layer in layers]
+            merged = None if tensors[0] is None else _frozen(torch.cat(tensors))
+            self.product.register_parameter(name, merged)
+        self._computed: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+
+    def part(self, number: int, states: torch.Tensor) -> torch.Tensor:
+        """Return the output of layer `number` for `states`, (..., inputs)."""
+        computed = self._computed
+        if computed is None or computed[0] is not states:
+            computed = states, self.product(states).split(self.sizes, dim=-1)
+        self._computed = None if number == len(self.sizes) - 1 else computed
+        return computed[1][number]
+
+
+class MergedPart(nn.Module):
+    """One of the linear layers of a `MergedLinear`."""
+
+    def __init__(self, merged: MergedLinear, number: int) -> None:
+        super().__init__()
+        self.merged, self.number = merged, number
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output for `states`, (..., inputs)."""
+        return self.merged.part(self.number, states)
+
+
+@torch.no_grad()
+def merge_projections(module: nn.Module) -> None:
+    """Replace queries', keys' and values' linear layers, in place, by parts of one product."""
+    for part in list(module.modules()):
+        for names in _PROJECTIONS:
+            layers: list[Any] = [getattr(part, name, None) for name in names]
+            is_linear = all(type(layer) is nn.Linear for layer in layers)
+            if is_linear and len({(one.in_features, one.bias is None) for one in layers}) == 1:
+                merged = MergedLinear(layers)
+                for number, name in enumerate(names):
+                    setattr(part, name, MergedPart(merged, number))
+
+
+class FusedSum(nn.Module):
+    """Part of an encoder's layer, such as BertOutput, that adds and normalizes in one kernel.
+
+    It takes the place of the part's class, and has its submodules, `dense` and `LayerNorm`.
+    """
+
+    def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        """Return the norm of the sum of ``dense(hidden_states)`` and `input_tensor`."""
+        from gpuclassify.inference.kernels import add_and_norm  # needs triton
+
+        parts = cast(Any, self)
+        states = parts.dense(hidden_states)
+        if is_reference.get():
+            return parts.LayerNorm(states + input_tensor)
+        return add_and_norm(states, input_tensor, parts.LayerNorm)
+
+
+@torch.inference_mode()
+def fuse_sums(module: nn.Module) -> None:
+    """Change parts of encoders' layers, on a GPU, to `FusedSum`, if it has the parts' outputs.
+
+    Outputs of random states are compared once for each class. If they differ, or if the kernel
+    raises an error, the reason is logged, and the class stays.
+    """
+    kinds: dict[type, list[Any]] = {}
+    for part in module.modules():
+        if {name for name, _ in part.named_children()} == _SUM_PARTS:
+            kinds.setdefault(type(part), []).append(part)
+    for kind, parts in kinds.items():
+        try:
+            weight, random = parts[0].dense.weight, torch.Generator().manual_seed(0)
+            shapes = [(_TRIED_ROWS, size) for size in weight.T.shape]
+            states = [torch.randn(shape, generator=random).to(weight) for shape in shapes]
+            expected = parts[0](*states).float()
+            difference = FusedSum.forward(parts[0], *states).float() - expected
+            if difference.square().mean() > _TOLERANCE**2 * expected.square().mean():
+                raise ValueError("its outputs differ")
+        except Exception as err:  # compilers raise errors of any type
+            if is_out_of_memory(err) or is_broken_device(err):
+                raise
+            logger.info("%s is not fused: %s: %s", kind.__name__, type(err).__name__, err)
+            continue
+        for part in parts:
+            part.__class__ = FusedSum
+
+
+class Float8Linear(nn.Module):
+    """Linear layer whose product has 8-bit inputs and weights; outputs have the inputs' dtype.
+
+    A factor for each row of inputs, and one for each output, scale the largest absolute value to
+    448, the largest number of ``torch.float8_e4m3fn`` (Micikevicius et al., 2022, "FP8 Formats for
+    Deep Learning"). So a row's outputs do not depend on other rows. If the layer follows GELU, its
+    inputs are those before GELU (`has_gelu`), which spares a copy of the states.
+    """
+
+    def __init__(self, layer: nn.Linear, has_gelu: bool = False) -> None:
+        super().__init__()
+        weight, scale = _round_rows(layer.weight.detach(), has_gelu=False)
+        self.weight, self.bias, self.has_gelu = _frozen(weight), layer.bias, has_gelu
+        self.scale = _frozen(scale.T.contiguous())
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output for `states`, (..., inputs)."""
+        rows, scales = _round_rows(states.flatten(0, -2), self.has_gelu)
+        factors, dtype = (scales, self.scale), states.dtype
+        product = torch._scaled_mm(rows, self.weight.t(), *factors, self.bias, out_dtype=dtype)
+        return product.unflatten(0, states.shape[:-1])
+
+
+@torch.no_grad()
+def round_products(layers: nn.ModuleList) -> None:
+    """Replace linear layers within `layers`, in place, by a `Float8Linear` each.
+
+    Layers stay whose numbers of inputs and outputs are not multiples of 16.
+    """
+    for name, part in list(layers.named_modules()):
+        if type(part) is nn.Linear and not (part.in_features | part.out_features) % _MULTIPLE:
+            # The output of BERT's and similar models' layers reads what the activation returns.
+            number, _, place = name.partition(".")
+            inner: Any = getattr(layers[int(number)], "intermediate", None)
+            activation = getattr(inner, "intermediate_act_fn", None)
+            has_gelu = place == "output.dense" and type(activation) is GELUActivation
+            if has_gelu:
+                inner.intermediate_act_fn = nn.Identity()
+            layers.set_submodule(name, Float8Linear(part, has_gelu))
+
+
+def _round_rows(states: torch.Tensor, has_gelu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the result of `kernels.round_rows` for the type `FLOAT8`, on any device."""
+    if states.is_cuda:
+        from gpuclassify.inference.kernels import round_rows  # needs triton
+
+        return round_rows(states, FLOAT8, has_gelu)
+    values = F.gelu(states.float()) if has_gelu else states.float()
+    scales = values.abs().amax(1, keepdim=True).clamp(min=1e-12) / torch.finfo(FLOAT8).max
+    return (values / scales).to(FLOAT8), scales
+
+
+def _frozen(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

@@ -15,8 +15,14 @@ import torch
 from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch
-from gpuclassify.inference.device import to_device
-from gpuclassify.inference.linear import arrange_weights
+from gpuclassify.inference.device import exclusive_device, to_device
+from gpuclassify.inference.linear import (
+    FLOAT8,
+    arrange_weights,
+    fuse_sums,
+    merge_projections,
+    round_products,
+)
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
 from gpuclassify.inference.packed.fused_attention import speed_up_deberta
@@ -24,7 +30,7 @@ from gpuclassify.inference.packed.packed_layers import (
     NotPackableError,
     PackedLayers,
 )
-from gpuclassify.inference.probing import ProbedModel, backbone_of, fresh_copy
+from gpuclassify.inference.probing import PrecisionError, ProbedModel, backbone_of, fresh_copy
 from gpuclassify.models.checkpoint import (
     FIRST_TOKEN_LAYOUTS,
     SEQUENCE_CLASSIFICATION,
@@ -45,7 +51,7 @@ class LoadedModel(ProbedModel):
 
     module: nn.Module  # evaluation mode, on `device`
     device: torch.device
-    dtype: torch.dtype  # dtype of weights and activations
+    dtype: torch.dtype  # dtype of weights and activations; `FLOAT8` is that of products alone
     new_tokenizer: Callable[[], Any]  # returns a new Hugging Face tokenizer
     tokenizer: Any  # read for settings and special tokens; it never tokenizes a text
     pad_id: int  # token id of padding
@@ -130,6 +136,20 @@ class LoadedModel(ProbedModel):
         best = scores.max(dim=1)
         return torch.stack([best.indices.float(), best.values], dim=1)
 
+    def round_products(self) -> None:
+        """Give the layers' products 8-bit inputs and weights; raise PrecisionError if they pad.
+
+        Padding changes states by rounding errors, which rounding to 8 bits makes larger. Packed
+        texts are compared before, in 16 bits.
+        """
+        try:
+            with exclusive_device(self.device, self.dtype):
+                self.packed_layers()
+                round_products(PackedLayers(self.module).layers)
+        except NotPackableError as err:
+            name = type(self.module).__name__
+            raise PrecisionError(f"{name} needs another dtype than float8: {err}") from err
+
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Call a network with named input tensors and return its outputs, float32 (rows, outputs).
 
@@ -174,12 +194,18 @@ def load_model(
         new_tokenizer = functools.partial(load_tokenizer, checkpoint, home)
     tokenizer = new_tokenizer()
     is_autocast = own_module is not None and dtype != torch.float32
-    weights_dtype = torch.float32 if is_autocast else dtype
+    is_float8 = dtype == FLOAT8
+    # bfloat16 has the range of 8-bit numbers with factors in float32.
+    weights_dtype = torch.bfloat16 if is_float8 else torch.float32 if is_autocast else dtype
     module = load_module(checkpoint, directory, weights_dtype, own_module, adapter_directory).to(
         device
     )
-    speed_up_deberta(module, own_module is None and checkpoint.layout in FIRST_TOKEN_LAYOUTS)
-    if device.type == "cpu" and own_module is None:  # other modules may change their weights
+    is_fixed = own_module is None  # other modules may change their weights
+    if device.type == "cuda" and is_fixed:
+        merge_projections(module)
+        fuse_sums(module)
+    speed_up_deberta(module, is_fixed and checkpoint.layout in FIRST_TOKEN_LAYOUTS)
+    if device.type == "cpu" and is_fixed and not is_float8:
         arrange_weights(module)
     is_fast = fast_encoder(module) is not None and not is_autocast
     backbone = backbone_of(module)
@@ -201,7 +227,7 @@ def load_model(
         accepts_types=getattr(config, "type_vocab_size", None)
         != 1  # a single segment id carries no information
         and (not unpacks or _accepts(module, backbone, "token_type_ids")),
-        score_rule=None if is_fast else _score_rule(config, dtype),
+        score_rule=None if is_fast else _score_rule(config, weights_dtype),
         output_size=checkpoint.output_count,
         # Decoders find a row's last token by the padding id.
         needs_single_rows=has_last_token and pad_ids[0] is None,
@@ -213,7 +239,9 @@ def load_model(
         width=state_width(checkpoint.sizes) if own_module is None else None,
         identity=f"{checkpoint.identity} {checkpoint.layout}" if own_module is None else None,
     )
-    if own_module is None and dtype != torch.float32:
+    if is_float8:
+        model.round_products()
+    if is_fixed and dtype != torch.float32:
         model.check_precision()
     return model
 

@@ -28,11 +28,15 @@ from gpuclassify.models.checkpoint import (
 from gpuclassify.models.sentence_transformers import as_cross_encoder
 from gpuclassify.models.tensors import check_headers, known_shapes
 from gpuclassify.models.tokenizer_backend import load_backend
+from gpuclassify.settings.options import FLOAT8
 from gpuclassify.settings.paths import exists
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+# Models without transformers' layers, by layout.
+WITHOUT_LAYERS = {OWN_MODULE: "a network of your own", STATIC: "a static model"}
 
 logger = logging.getLogger(__name__)
 
@@ -168,13 +172,22 @@ class PinnedModel:
         return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError if `max_seq_length` exceeds a hard limit of the model's positions."""
+        """Raise ValueError if the model cannot run with the settings.
+
+        Its positions may be fewer than `max_seq_length`, and static models and networks of users
+        have no layers for ``dtype="float8"``.
+        """
         limit, is_hard = position_limit(checkpoint.sizes)
         wanted = self.options.max_seq_length
         if is_hard and limit is not None and wanted is not None and wanted > limit:
             raise ValueError(
                 f"max_seq_length={wanted}, but {checkpoint.identity.name} has positions for "
                 f"{limit} tokens: pass at most {limit}"
+            )
+        if getattr(self.options, "dtype", None) == FLOAT8 and checkpoint.layout in WITHOUT_LAYERS:
+            raise ValueError(
+                f'dtype="{FLOAT8}" is for the layers of transformers\' encoders, and '
+                f"{checkpoint.identity.name} is {WITHOUT_LAYERS[checkpoint.layout]}: leave it out"
             )
 
     def fetch(self) -> None:
@@ -274,7 +287,8 @@ class PinnedModel:
         safetensors header cannot be read.
         """
         # A user's own module keeps the dtype of its weights, and torch casts inputs.
-        item_bytes = 4 if self.has_own_module else dtype.itemsize
+        # With "float8", embeddings have 16 bits, and so do all weights while a model is loaded.
+        item_bytes = 4 if self.has_own_module else max(2, dtype.itemsize)
         sizes = {}
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError, ValueError):
             for identity, name in self.weights_files.items():

@@ -31,6 +31,7 @@ Options = TypeVar("Options")
 StrPath = str | os.PathLike[str]
 Aggregation = Literal["mean", "max", "first", "tokens"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+EncoderDtype = Literal["float32", "bfloat16", "float16", "float8"]
 Engine = Literal["auto", "packed", "padded", "reference"]
 Loader = Literal["sorted", "crossfit"]
 LongText = Literal["truncate", "windows", "ends", "lines"]
@@ -43,6 +44,7 @@ SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
 END_CHARS = 10_000  # characters at each end of a document, as in FinePDFs
+FLOAT8: EncoderDtype = "float8"
 THRESHOLD = 0.5  # default threshold of a label in `labels_field`
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 # Groups of classifiers' options in the help of commands, and placeholders of their values.
@@ -212,8 +214,9 @@ class ModelOptions(TextOptions):
         Side of padding. Default: the tokenizer's.
     autocast : bool
         Use float16 or bfloat16 on GPUs; False: float32 everywhere.
-    dtype : {"float32", "bfloat16", "float16"}
-        Precision. Default: chosen by `autocast`. bfloat16 moves outputs by 0.02 to 0.7.
+    dtype : {"float32", "bfloat16", "float16", "float8"}
+        Precision. Default: chosen by `autocast`. bfloat16 moves outputs by 0.02 to 0.7. "float8":
+        8-bit products in encoders' layers, on NVIDIA's Ada, Hopper and later GPUs.
     device : str
         "auto" (CUDA, MPS or CPU, in this order), or "cuda:0".
     loader : {"sorted", "crossfit"}
@@ -243,7 +246,7 @@ class ModelOptions(TextOptions):
     sort_by_length: bool = True
     padding_side: PaddingSide | None = None
     autocast: bool = True
-    dtype: Dtype | None = setting(default=None, group=MODEL)
+    dtype: EncoderDtype | None = setting(default=None, group=MODEL)
     device: str = setting(default="auto", convert=_device_name, group=MODEL, is_shared=True)
     loader: Loader = setting(default="sorted", group=MODEL)
     engine: Engine = "auto"
@@ -259,6 +262,18 @@ class ModelOptions(TextOptions):
         """Raise TypeError or ValueError if settings contradict each other or `long_text`."""
         super().check_together()
         self._check_windows()
+        if self.dtype == FLOAT8 and self.device in ("cpu", "mps"):
+            raise ValueError(f'dtype="{FLOAT8}" needs an NVIDIA GPU, but device="{self.device}"')
+        if self.dtype == FLOAT8 and self.engine not in ("auto", "packed"):
+            raise ValueError(
+                f'dtype="{FLOAT8}" is for texts without padding, but engine="{self.engine}": '
+                'pass engine="auto"'
+            )
+
+    @property
+    def has_free_dtype(self) -> bool:
+        """Whether gpuclassify chooses the precision: `dtype` is not set, and `autocast` is on."""
+        return self.dtype is None and self.autocast
 
     @property
     def has_windows(self) -> bool:

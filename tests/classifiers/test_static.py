@@ -81,6 +81,11 @@ def embeddings(model, texts=TEXTS, **options):
     return stacked(Embedder(model=model, **options)(pd.DataFrame({"text": texts})).embedding)
 
 
+def test_a_static_model_has_no_products_for_8_bits(model):
+    with pytest.raises(ValueError, match="is a static model: leave it out"):
+        embeddings(model, dtype="float8")
+
+
 def by_model2vec(model, texts=TEXTS, **options):
     """What model2vec gives, as float32."""
     found = StaticModel.from_pretrained(model).encode(texts, use_multiprocessing=False, **options)

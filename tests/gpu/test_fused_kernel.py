@@ -1,6 +1,7 @@
-"""DeBERTa's fused attention as compilers make it for a GPU: its code, without the GPU."""
+"""Kernels as compilers make them for a GPU, without the GPU: their code, and what it computes."""
 
 import contextlib
+import copy
 import importlib.util
 import itertools
 import os
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch._dynamo import device_interface
 from torch._dynamo.utils import counters
+from torch.nn import functional as F
 
 from gpuclassify.inference.packed import fused_attention
 from gpuclassify.inference.packed.disentangled import (
@@ -198,7 +200,7 @@ def resources(code, capability, folder):
 
 def own_kernel(kernel, dtype, has_terms):
     """The function of the project's own kernel, and what is fixed of it in DeBERTa-v3-base."""
-    from gpuclassify.inference.packed.deberta_kernel import _attend
+    from gpuclassify.inference.kernels import _attend
 
     number = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
     states = ("query", "key", "value", "query_terms", "key_terms", "output")
@@ -269,6 +271,41 @@ def test_the_own_kernel_hardly_spills(dtype, has_terms, tmp_path):
             _, spilled_bytes, shared_bytes = compiled(*made, capability, tmp_path)
             assert spilled_bytes <= 16, (kernel, capability)  # a few registers, of thousands
             assert shared_bytes <= SHARED_BYTES, (kernel, capability)
+
+
+def row_kernel(name, dtype, size):
+    """A kernel of rows of `size` numbers, and what is fixed of it."""
+    from gpuclassify.inference import kernels
+
+    number = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+    function = getattr(kernels, name)
+    kinds = dict.fromkeys(("states", "residual", "weight", "bias", "output"), f"*{number}")
+    kinds |= {"rounded": "*fp8e4nv", "scales": "*fp32", "epsilon": "fp32", "most": "fp32"}
+    kinds |= {"size": "i32"}
+    constants = {"columns": triton.next_power_of_2(size), "has_gelu": True}
+    constants = {key: one for key, one in constants.items() if key in function.arg_names}
+    order = [key for key in function.arg_names if key not in constants]
+    aligned = [function.arg_names.index(key) for key in order if key not in ("epsilon", "most")]
+    meta = {
+        "signature": {key: kinds[key] for key in order},
+        "constants": constants,
+        "configs": [{(index,): [["tt.divisibility", 16]] for index in aligned}],
+    }
+    return function, meta, {"num_warps": 4, "num_stages": 3}  # Triton's defaults
+
+
+@pytest.mark.parametrize("size", [384, 768, 8192])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_kernels_of_rows_do_not_spill(dtype, size, tmp_path):
+    for name, capabilities in (("_add_and_norm", (80, 90)), ("_round_rows", (89, 90))):
+        for capability in capabilities:
+            made = row_kernel(name, dtype, size)
+            _, spilled_bytes, shared_bytes = compiled(*made, capability, tmp_path)
+            assert spilled_bytes == 0, (name, capability)
+            assert shared_bytes < 1024, (name, capability)
+            code = (tmp_path / "kernel.ptx").read_text()
+            assert re.search(r"ld\.global\.v[24]", code), (name, capability)  # 8 bytes or more
+    assert "cvt.rn.satfinite.e4m3x2" in code  # to the nearest
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -359,6 +396,46 @@ def interpret_own(kernel, batches):
         yield (found[:, : sum(lengths)] - expected).abs().max().item()
 
 
+def interpret_rows():
+    """Largest differences of the kernels of rows from their formulas in float64, relative."""
+    from gpuclassify.inference.kernels import add_and_norm, round_rows
+
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        tolerance = max(1e-6, torch.finfo(dtype).eps)
+        for size in (16, 100, 768):
+            norm = torch.nn.LayerNorm(size, eps=1e-7).to(dtype).requires_grad_(False)
+            torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)
+            states, residual = (3 * torch.randn(2, 2, 5, size)).to(dtype)
+            states = states.transpose(0, 1)  # not contiguous
+            residual = residual.transpose(0, 1)
+            total = states.double() + residual.double()
+            exact = copy.deepcopy(norm).double()(total)
+            found = add_and_norm(states, residual, norm)
+            assert found.dtype == dtype
+            yield ((found - exact).abs() / (1 + exact.abs())).max().item() / tolerance
+            for has_gelu in (False, True):
+                rows = torch.randn(7, size) * torch.logspace(-4, 3, 7)[:, None]
+                rows[3] = 0
+                rows = rows.to(dtype)
+                # The interpreter does not round to 8 bits as a GPU does: 16 show the formula.
+                numbers, factors = round_rows(rows, torch.float16, has_gelu)
+                exact = F.gelu(rows.double()) if has_gelu else rows.double()
+                most = exact.abs().amax(1, keepdim=True)
+                assert (
+                    numbers.float().abs().amax(1).gt(65_000).tolist()
+                    == [True] * 3 + [False] + [True] * 3
+                )
+                found = numbers.double() * factors
+                yield ((found - exact).abs() / most.clamp(min=1e-12)).max().item() / 1e-3
+    rows = torch.randn(4, 16)
+    rows[1, 3], rows[2, 5] = torch.nan, -torch.inf
+    numbers, factors = round_rows(rows, torch.float8_e4m3fn, has_gelu=False)
+    assert factors.isfinite()[:, 0].tolist() == [True, False, False, True]
+    for empty in (torch.empty(0, 16), torch.empty(1, 0, 16)):
+        assert add_and_norm(empty, empty, torch.nn.LayerNorm(16)).shape == empty.shape
+
+
 def interpreted(*arguments):
     """The differences that this module prints when Triton's interpreter runs its kernels."""
     told = subprocess.run(
@@ -388,10 +465,18 @@ def test_the_own_kernel_gives_what_attention_without_it_gives(number):
     assert max(differences) < 1e-5
 
 
+def test_kernels_of_rows_give_what_their_formulas_say():
+    ratios = interpreted("rows")  # of differences and tolerances
+    assert len(ratios) == 27
+    assert max(ratios) < 1
+
+
 if __name__ == "__main__":  # Triton asks when it is imported whether to interpret
-    is_own = sys.argv[1] == "own"
-    made = interpret_own(OWN[int(sys.argv[2])], INTERPRETED) if is_own else interpret(
-        Path(sys.argv[1]), INTERPRETED
-    )  # fmt: skip
+    if sys.argv[1] == "rows":
+        made = interpret_rows()
+    elif sys.argv[1] == "own":
+        made = interpret_own(OWN[int(sys.argv[2])], INTERPRETED)
+    else:
+        made = interpret(Path(sys.argv[1]), INTERPRETED)
     for difference in made:
         sys.stdout.write(f"{difference}\n")

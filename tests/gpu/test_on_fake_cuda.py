@@ -8,6 +8,7 @@ import functools
 import itertools
 import sys
 import traceback
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -21,11 +22,12 @@ from gpuclassify import hub
 from gpuclassify.classifiers.questions.answers import AnswerForm, AnswerReader, Several
 from gpuclassify.classifiers.questions.decoder import GuardNetwork, load_decoder
 from gpuclassify.classifiers.questions.generation import AnswerTask, FreeReader, answer
-from gpuclassify.inference import engine
+from gpuclassify.inference import engine, linear
 from gpuclassify.inference.device import exclusive_device
 from gpuclassify.inference.leading_layers import Follower, ModelsInStep, shared_layers
 from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.inference.memory import BUDGETS, BatchLimits, Budget
+from gpuclassify.inference.packed.packed_layers import PackedLayers
 from gpuclassify.models.checkpoint import read_checkpoint, read_token_classifier
 from gpuclassify.models.networks import GuardLayers
 from gpuclassify.settings.options import ModelOptions
@@ -74,7 +76,10 @@ def random_tokens(model):
 
 
 def first_fault(model, dtype, engine_name, in_step=lambda model: model):
-    """The line of a run on the fake GPU that fails first, and how many batches have run by then."""
+    """The line of a run on the fake GPU that fails first, and how many batches have run by then.
+
+    Weights are cast to `dtype`, unless it is None.
+    """
     tokens, key, stats = random_tokens(model), object(), RunStats()
     for path in (key, (key, "packed")):
         BUDGETS[path] = Budget(BatchLimits(700))
@@ -83,7 +88,7 @@ def first_fault(model, dtype, engine_name, in_step=lambda model: model):
     assert stats.batches > 1
     counted = RunStats()
     with fake_cuda() as (mode, _), on_fake_gpu(model.module, mode, dtype):
-        faked = dataclasses.replace(model, device=GPU, dtype=dtype)
+        faked = dataclasses.replace(model, device=GPU, dtype=dtype or model.dtype)
         faked.adapts_to_length = model.adapts_to_length
         with pytest.raises(FAULTS) as found:
             engine.run(in_step(faked), key, [tokens], options, counted)
@@ -100,6 +105,49 @@ def first_fault(model, dtype, engine_name, in_step=lambda model: model):
 def test_a_run_waits_for_the_device_at_its_end_alone(on_host, name, engine_name):
     for dtype in DTYPES:
         assert first_fault(on_host(name), dtype, engine_name) == (FETCH, 1)
+
+
+@pytest.fixture
+def kernels():
+    """What the kernels are called with, in place of kernels, which need numbers."""
+    calls = Counter()
+
+    def add_and_norm(states, residual, norm):
+        assert states.shape == residual.shape
+        assert {states.dtype, residual.dtype, norm.weight.dtype, norm.bias.dtype} == {states.dtype}
+        calls["add_and_norm"] += 1
+        return norm(states + residual)
+
+    def round_rows(states, dtype, has_gelu):
+        assert states.ndim == 2
+        calls["round_rows"] += 1
+        scales = torch.empty(len(states), 1, device=states.device)
+        return torch.empty_like(states, dtype=dtype), scales
+
+    module = SimpleNamespace(add_and_norm=add_and_norm, round_rows=round_rows)
+    with mock.patch.dict(sys.modules, {"gpuclassify.inference.kernels": module}):
+        yield calls
+
+
+@pytest.mark.parametrize("is_float8", [False, True])
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "albert", "distilbert", "deberta-v2"])
+def test_layers_for_a_gpu_wait_for_nothing(sequence_classifier, name, is_float8, kernels):
+    directory = sequence_classifier(name)
+    description = read_checkpoint(hub.resolve(str(directory)))
+    with mock.patch.object(linear, "MOST_ARRANGED_BYTES", 0):
+        model = load_model(description, directory, torch.device("cpu"), torch.bfloat16)
+        assert model.is_packable
+    for change in (linear.merge_projections, linear.fuse_sums):
+        change(model.module)
+    if is_float8:
+        linear.round_products(PackedLayers(model.module).layers)
+    kernels.clear()
+
+    assert first_fault(model, None, "packed") == (FETCH, 1)
+    products = sum(isinstance(part, linear.Float8Linear) for part in model.module.modules())
+    assert bool(products) == is_float8
+    assert (kernels["round_rows"] > 0) == is_float8
+    assert (kernels["add_and_norm"] > 0) == (name not in ("albert", "distilbert"))
 
 
 @pytest.mark.parametrize("engine_name", ["packed", "padded"])

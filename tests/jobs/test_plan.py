@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from gpuclassify import AegisClassifier, DomainClassifier, FineWebEduClassifier, QualityClassifier
 from gpuclassify.commands.plan import plan
-from gpuclassify.inference import device
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.input.sample import MOST_PARTITIONS, sample_files
@@ -23,6 +22,7 @@ from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.plan import time_range
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.pages import readable_time
+from gpuclassify.workers import device_report
 from gpuclassify.workers.machine import CpuLoad, LoadMeter
 from gpuclassify.workers.run_context import collected_stats
 from tests.hub_server import HubServer
@@ -373,8 +373,8 @@ def test_the_command_shows_a_plan_and_writes_nothing(run, corpus, checkpoint, tm
 def test_a_plan_tells_of_bfloat16_where_it_is_faster_and_nobody_chose(
     run, corpus, checkpoint, monkeypatch, times, settings, is_told
 ):
-    monkeypatch.setattr(device, "bfloat16_speed_up", lambda: times)
-    monkeypatch.setattr(device, "_seconds_to_hint", 0.0)  # as after models that are not tiny
+    monkeypatch.setattr(device_report, "bfloat16_speed_up", lambda: times)
+    monkeypatch.setattr(device_report, "_seconds_to_hint", 0.0)  # as after models that are not tiny
     words = ["--classifier", "domain", "--model", checkpoint("domain"), "--sample-rows", 20]
     done = run(f"{corpus}/parquet", *words, *settings)
     assert done.exit_code == 0, done.output

@@ -20,7 +20,7 @@ from gpuclassify.classifiers.questions.decoder import Decoder
 from gpuclassify.classifiers.questions.prompt_tokens import shared_length
 from gpuclassify.classifiers.questions.shared_prefix import ATTENTION, Prefix, RowState
 from gpuclassify.inference.batching import cut_batches, longest_first
-from gpuclassify.inference.device import holding, to_device, watched
+from gpuclassify.inference.device import holding, to_device
 from gpuclassify.inference.memory import (
     CPU_MAX_TOKENS,
     BatchLimits,
@@ -30,6 +30,7 @@ from gpuclassify.inference.memory import (
 )
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.workers.device_report import watched
 from gpuclassify.workers.run_context import RunStats, advance
 
 # Shared prefixes are cut to a multiple of this, so that there are few different lengths.

@@ -26,8 +26,8 @@ from gpuclassify.models.checkpoint import (
 )
 from gpuclassify.models.tensors import Shapes, compare_shapes, shapes_of, unused_tensors
 from gpuclassify.settings.checks import check_text
-from gpuclassify.settings.declared import declared
-from gpuclassify.settings.options import LabelOptions, ModelOptions
+from gpuclassify.settings.declared import declared, setting
+from gpuclassify.settings.options import MODEL, Dtype, LabelOptions, ModelOptions
 
 Value = TypeVar("Value")
 
@@ -50,6 +50,7 @@ class LoraOptions(LabelOptions, ModelOptions):
     """
 
     base_revision: str | None = None
+    dtype: Dtype | None = setting(default=None, group=MODEL)  # 8-bit products are for encoders
 
     def check_together(self) -> None:
         """Raise TypeError or ValueError if settings contradict each other, or lack `base_model`."""

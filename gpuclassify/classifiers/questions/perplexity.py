@@ -21,7 +21,7 @@ from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import position_limit
 from gpuclassify.settings.declared import declared, setting
-from gpuclassify.settings.options import LongText, ModelOptions, PaddingSide
+from gpuclassify.settings.options import MODEL, Dtype, LongText, ModelOptions, PaddingSide
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
 
@@ -56,6 +56,7 @@ class PerplexityOptions(ModelOptions):
     """
 
     long_text: LongText = "windows"
+    dtype: Dtype | None = setting(default=None, group=MODEL)  # 8-bit products are for encoders
     padding_side: PaddingSide | None = "right"
     window_overlap: int | None = setting(default=None, least=1)  # each token has a context
     nll_field: str | None = "nll"

@@ -47,7 +47,7 @@ from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, position_limit
 from gpuclassify.settings.checks import check_text
 from gpuclassify.settings.declared import declared, setting
-from gpuclassify.settings.options import MODEL, TEMPLATE, TEXTS, ClassifierOptions, StrPath
+from gpuclassify.settings.options import MODEL, TEMPLATE, TEXTS, ClassifierOptions, Dtype, StrPath
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
 
@@ -170,6 +170,7 @@ class PromptOptions(ClassifierOptions):
 
     no_pairs = "name both columns in prompt="
 
+    dtype: Dtype | None = setting(default=None, group=MODEL)  # 8-bit products are for encoders
     prompt: str = setting(  # `check_together` requires it
         default="",
         least=0,

@@ -42,12 +42,12 @@ CPU_BLOCK_TOKENS = 64
 GPU_PART_BYTES = 256 * 2**20
 ROW_STEPS = {"cuda": 8}  # alignment of rows for tensor cores and vector loads
 
-_is_reference: ContextVar[bool] = ContextVar("is_reference", default=False)
+is_reference: ContextVar[bool] = ContextVar("is_reference", default=False)
 
 
 def reference_forward() -> contextlib.AbstractContextManager[None]:
     """Return a context manager in whose block this thread runs transformers' own DeBERTa."""
-    return set_variable(_is_reference, True)
+    return set_variable(is_reference, True)
 
 
 def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
@@ -281,7 +281,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
 
     def _is_fast(self, states: torch.Tensor) -> bool:
-        if self.training or torch.is_grad_enabled() or states.is_meta or _is_reference.get():
+        if self.training or torch.is_grad_enabled() or states.is_meta or is_reference.get():
             return False
         return not torch.is_autocast_enabled(states.device.type)
 

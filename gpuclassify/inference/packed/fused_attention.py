@@ -60,7 +60,7 @@ class Kernel(NamedTuple):
     key_tokens: int = 0
     warps: int = 0
     stages: int = 0
-    is_own: bool = False  # whether it is `deberta_kernel`, not the kernel of flex_attention
+    is_own: bool = False  # whether it is `kernels.attend`, not the kernel of flex_attention
 
     def options(self) -> dict[str, int]:
         """Return the numbers that are not 0, by name, as flex_attention's ``kernel_options``."""
@@ -182,7 +182,7 @@ def _try_kernels(
     The kernel is None unless one has the outputs of `DisentangledAttention`, up to rounding, and is
     faster. With `is_known`, it need not be faster, because an earlier process has measured that.
     """
-    started, compiled = time.perf_counter(), _compilations()
+    started = time.perf_counter()
     states, mask = _random_rows(encoder, FUSED_LENGTHS)
     expected, plain_seconds = _time_attention(encoder, DisentangledAttention, states, mask)
     best_seconds = math.inf if is_known else plain_seconds
@@ -209,8 +209,7 @@ def _try_kernels(
             "DeBERTa's attention is %s: %.2g of the time, difference %.1e, %s",
             *("fused" if is_better else "not fused", seconds / plain_seconds, difference, kernel),
         )
-    elapsed_seconds, compilations = time.perf_counter() - started, _compilations() - compiled
-    logger.info("tried in %.1f s with %d compilations", elapsed_seconds, compilations)
+    logger.info("tried in %.1f s", time.perf_counter() - started)
     return fastest, have_all_run
 
 
@@ -245,17 +244,10 @@ def _time_attention(
     return outputs, min(seconds)
 
 
-def _compilations() -> int:
-    """Return the number of graphs that torch has compiled in this process, for a log message."""
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"]
-
-
 class FusedAttention(DisentangledAttention):
     """DeBERTa's attention by one kernel for all texts of a batch at once.
 
-    The kernel is torch's flex_attention, or `deberta_kernel` if that was measured to be faster.
+    The kernel is torch's flex_attention, or `kernels.attend` if that was measured to be faster.
     One object serves one batch. Tokens are padded to whole blocks, so that one compilation serves
     batches of every size. Pairs of blocks without a common text are skipped.
     """
@@ -298,7 +290,7 @@ class FusedAttention(DisentangledAttention):
         shape = (query.device, query.dtype, query.shape[1], query.shape[3], *has_terms)
         kernel = _kernels.get(shape) or (KERNELS[query.itemsize][0] if query.is_cuda else Kernel())
         if kernel.is_own:
-            from gpuclassify.inference.packed.deberta_kernel import attend
+            from gpuclassify.inference.kernels import attend
 
             output = attend(states, terms, self._indices, self._own_blocks(kernel), scale, kernel)
         else:

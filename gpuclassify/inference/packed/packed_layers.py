@@ -22,10 +22,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
-from gpuclassify.inference.device import SharedContext, is_bfloat16_without_amx
+from gpuclassify.inference.device import is_bfloat16_without_amx
 from gpuclassify.inference.packed.layout import Layout, States, TextGroup, current_layout
 from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 from gpuclassify.workers.run_context import set_variable
+from gpuclassify.workers.shared_context import SharedContext
 
 try:
     from torch.nn.attention.varlen import varlen_attn

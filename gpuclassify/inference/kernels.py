@@ -1,9 +1,9 @@
-"""Triton kernel of DeBERTa-v2's attention for packed texts. Importing it needs triton.
+"""Triton kernels of encoders' layers on a GPU. Importing this module needs triton.
 
-Tiles of queries and keys as in FlashAttention (arXiv:2205.14135), with two relative-position terms
-added to each score. The term of queries is read along keys, where positions of neighbouring keys
-are neighbours in memory. The term of keys is read along queries, for the same reason, as a
-transposed tile, and transposed in registers.
+DeBERTa-v2's attention runs in tiles of queries and keys as in FlashAttention (arXiv:2205.14135),
+with two relative-position terms added to each score. The term of queries is read along keys, where
+positions of neighbouring keys are neighbours in memory. The term of keys is read along queries, for
+the same reason, as a transposed tile, and transposed in registers.
 """
 
 from __future__ import annotations
@@ -147,3 +147,72 @@ def attend(
         num_stages=stages,
     )
     return output.transpose(1, 2)
+
+
+@triton.jit
+def _add_and_norm(states, residual, weight, bias, output, epsilon, size, columns: tl.constexpr):
+    """Compute one row of `add_and_norm`."""
+    column = tl.arange(0, columns)
+    is_column = column < size
+    place = tl.program_id(0).to(tl.int64) * size + column
+    values = tl.load(states + place, mask=is_column, other=0.0).to(tl.float32)
+    values += tl.load(residual + place, mask=is_column, other=0.0).to(tl.float32)
+    centred = tl.where(is_column, values - tl.sum(values) / size, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred) / size + epsilon)
+    scale = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    shift = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
+    normed = (normed * scale + shift).to(output.dtype.element_ty)
+    tl.store(output + place, normed, mask=is_column)
+
+
+def add_and_norm(
+    states: torch.Tensor, residual: torch.Tensor, norm: torch.nn.LayerNorm
+) -> torch.Tensor:
+    """Return ``norm(states + residual)``, with a sum that is not rounded to the tensors' dtype.
+
+    `states` and `residual`, (..., size), have equal shapes and dtypes. `norm` has a weight and a
+    bias, and normalizes the last dimension.
+    """
+    states, residual = states.contiguous(), residual.contiguous()
+    size, output = states.shape[-1], torch.empty_like(states)
+    columns, rows = triton.next_power_of_2(size), states.numel() // size
+    if rows:  # a grid of no blocks is an error
+        _add_and_norm[(rows,)](
+            states, residual, norm.weight, norm.bias, output, norm.eps, size, columns
+        )
+    return output
+
+
+@triton.jit
+def _round_rows(states, rounded, scales, most, size, columns: tl.constexpr, has_gelu: tl.constexpr):
+    """Compute one row of `round_rows`."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, columns)
+    is_column = column < size
+    values = tl.load(states + row * size + column, mask=is_column, other=0.0).to(tl.float32)
+    if has_gelu:
+        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+    scale = tl.maximum(tl.max(tl.abs(values)), 1e-12) / most
+    kept = (values / scale).to(rounded.dtype.element_ty)
+    tl.store(rounded + row * size + column, kept, mask=is_column)
+    # 8-bit numbers have no infinity, and maxima ignore NaN: the factor becomes NaN for both.
+    tl.store(scales + row, scale + tl.sum(values * 0.0))
+
+
+def round_rows(
+    states: torch.Tensor, dtype: torch.dtype, has_gelu: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round `states`, (rows, size), to 8-bit floats, after GELU if `has_gelu`.
+
+    Returns numbers of the type `dtype`, (rows, size), and the factor of each row, float32
+    (rows, 1), by which they are to be multiplied. The largest number of `dtype` stands for the
+    row's largest absolute value. The factor of a row with NaN or infinite values is NaN.
+    """
+    states = states.contiguous()
+    rows, size = states.shape
+    rounded = torch.empty_like(states, dtype=dtype)
+    scales = states.new_empty(rows, 1, dtype=torch.float32)
+    columns, most = triton.next_power_of_2(size), torch.finfo(dtype).max
+    if rows:
+        _round_rows[(rows,)](states, rounded, scales, most, size, columns, has_gelu)
+    return rounded, scales
