@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import dask
@@ -104,6 +105,8 @@ def sample_files(
     if any(part.row_groups for part, _ in readable):
         stored = sum(file.size_bytes or 0 for file in source.files)
         count = min(count, max(4, MOST_BYTES * len(readable) // max(1, stored)))
+    most = max(1, count // max(1, len(readable)))
+    readable = [piece for pair in readable for piece in _cut(*pair, most, stretch_bytes)]
     is_whole = len(readable) <= count
     for part, size in (readable[number] for number in _draw(len(readable), count, rng)):
         limit, share = None, 1.0
@@ -177,6 +180,21 @@ def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[
     pieces = [Piece(picked, number, 1) for picked, number in dask.compute(*tasks)]
     sample = Sample.of(pieces, rows, count, len(drawn) == count, Counter())
     return sample, max(piece.rows for piece in pieces) / sample.rows
+
+
+def _cut(part: Part, size: float, most: int, stretch_bytes: int) -> list[tuple[Part, float]]:
+    """Cut a range of JSON lines into up to `most` ranges, so that few large parts are no few draws.
+
+    `size` is the part's size, which is divided as its bytes are. Other parts are not cut.
+    """
+    if part.length is None:
+        return [(part, size)]
+    count = min(most, -(-part.length // stretch_bytes)) or 1
+    bounds = pairwise(part.length * number // count for number in range(count + 1))
+    return [
+        (replace(part, start=part.start + start, length=end - start), size / count)
+        for start, end in bounds
+    ]
 
 
 def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
