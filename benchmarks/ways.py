@@ -1,12 +1,16 @@
 """Which ways to classify a run compares, in which precision, and what may differ between them."""
 
 import argparse
+import contextlib
 import functools
 import importlib.util
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import dask.dataframe as dd
 import numpy as np
@@ -30,12 +34,14 @@ from benchmarks.recipes import (
     sorted_partition,
     stage_partition,
 )
+from gpuclassify.inference import loaded_model
 
 PEER_DTYPE = "float16"  # of autocast, as Curator and CrossFit leave it to torch on a GPU
 # Of a probability. 150 texts through random 12-layer models differed from float32 by 0.018 and
 # 0.093; texts that change places differ by up to 0.99.
-TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3, "int8": 0.6}
+TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3, "int8": 0.6, "float8": 0.6}
 HALF = f"{SUBJECT}, bfloat16"
+PLAIN_LAYERS = f"{SUBJECT}, layers of transformers"
 WARM_UP_DOCUMENTS = 2
 BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (64, 128, 256, 512)}
 SEARCH_DOCUMENTS = {"cpu": 256, "cuda": 2_048}
@@ -184,6 +190,8 @@ def _gpu_ways(options: argparse.Namespace, directory: str) -> list[Way]:
         Way("loader=crossfit", functools.partial(own, loader="crossfit"), own_dtype),
         Way(f"{SUBJECT}, float32", gpuclassify_scores),
         Way(HALF, functools.partial(gpuclassify_scores, dtype="bfloat16"), "bfloat16"),
+        Way(f"{SUBJECT}, float8", functools.partial(gpuclassify_scores, dtype="float8"), "float8"),
+        Way(PLAIN_LAYERS, plain_layers_scores, own_dtype),
         Way(SUBJECT, own, own_dtype),
     ]
 
@@ -231,6 +239,22 @@ def other_attentions(directory: str) -> list[Way]:
         )
         for name, library in libraries.items()
     ]
+
+
+def plain_layers_scores(frame: dd.DataFrame, directory: str, device: str) -> np.ndarray:
+    """Return gpuclassify's probabilities by layers that are not merged or fused on a GPU."""
+    with contextlib.ExitStack() as stack:
+        for name in ("merge_projections", "fuse_sums"):
+            stack.enter_context(mock.patch.object(loaded_model, name, lambda module: None))
+        return gpuclassify_scores(frame, _copied(directory).name, device, autocast=True)
+
+
+@functools.cache
+def _copied(directory: str) -> tempfile.TemporaryDirectory[str]:
+    """Copy a model, since a model of another name is loaded on its own, for this process."""
+    folder = tempfile.TemporaryDirectory()
+    shutil.copytree(directory, folder.name, dirs_exist_ok=True)
+    return folder
 
 
 def _by_partition(recipe: Callable[..., Any], **options: Any) -> Callable[..., np.ndarray]:

@@ -647,8 +647,8 @@ def int8() -> str:
 def precision() -> str:
     """Return a table of differences from float32, with a row for each model."""
 
-    def both(found: dict[str, Any], name: str, form: str) -> str:
-        values = [found[dtype][name] for dtype in ("bfloat16", "float16")]
+    def each(found: dict[str, Any], name: str, form: str) -> str:
+        values = [found[dtype][name] for dtype in ("bfloat16", "float16", "float8")]
         return "" if None in values else ", ".join(format(value, form) for value in values)
 
     return table(
@@ -666,11 +666,11 @@ def precision() -> str:
             [
                 name,
                 found["weights"],
-                both(found, "mean_difference", ".1e"),
-                both(found, "largest_difference", ".1e"),
-                both(found, "moved_labels", ".1%"),
-                both(found, "crossed", ".1%"),
-                both(found, "recomputed", ".1%"),
+                each(found, "mean_difference", ".1e"),
+                each(found, "largest_difference", ".1e"),
+                each(found, "moved_labels", ".1%"),
+                each(found, "crossed", ".1%"),
+                each(found, "recomputed", ".1%"),
                 _link(path),
             ]
             for path, result in _results("precision")

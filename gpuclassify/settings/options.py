@@ -215,8 +215,7 @@ class ModelOptions(TextOptions):
     autocast : bool
         Use float16 or bfloat16 on GPUs; False: float32 everywhere.
     dtype : {"float32", "bfloat16", "float16", "float8"}
-        Precision. Default: chosen by `autocast`. bfloat16 moves outputs by 0.02 to 0.7. "float8":
-        8-bit products in encoders' layers, on NVIDIA's Ada, Hopper and later GPUs.
+        Precision. Default: chosen by `autocast`. "float8" needs an Ada, Hopper or later GPU.
     device : str
         "auto" (CUDA, MPS or CPU, in this order), or "cuda:0".
     loader : {"sorted", "crossfit"}

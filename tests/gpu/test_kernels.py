@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import itertools
 import logging
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from gpuclassify import hub
-from gpuclassify.inference.device import holding
+from gpuclassify.inference.device import FLOAT8_CAPABILITY, holding
 from gpuclassify.inference.engine import run
+from gpuclassify.inference.linear import FLOAT8, Float8Linear, FusedSum, MergedPart
 from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.inference.packed import fused_attention
 from gpuclassify.inference.packed.disentangled import fast_encoder
@@ -144,3 +147,63 @@ def test_the_log_says_whether_attention_is_fused(load, caplog):
     if "attention is fused" in caplog.text:
         assert fast_encoder(model.module).attention_type is FusedAttention
     assert "Error" not in caplog.text  # where the compiler failed, the reason follows
+
+
+@pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "deberta-v2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_are_fused_and_as_near_to_float32_as_transformers(load, architecture, dtype):
+    exact, model = load(architecture, torch.float32), load(architecture, dtype)
+    kinds = Counter(type(part) for part in model.module.modules())
+    assert kinds[FusedSum] == 4  # two layers
+    assert kinds[MergedPart] == 6
+    ids = np.random.default_rng(0).integers(len(model.tokenizer), size=sum(LENGTHS))
+    tokens = TokenBatch(ids.astype(np.int32), np.cumsum([0, *LENGTHS]))
+    right = run(exact, "exact", [tokens], options(engine="reference"), RunStats())
+    errors = []
+    for engine in ("packed", "reference"):
+        rows = run(model, engine, [tokens], options(engine=engine), RunStats())
+        errors.append(np.sqrt(np.mean((np.asarray(rows) - np.asarray(right)) ** 2)))
+    assert errors[0] <= 1.2 * errors[1]
+
+
+def has_8_bit_products():
+    return torch.version.hip is None and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
+
+
+@pytest.mark.parametrize("has_gelu", [False, True])
+def test_8_bit_products_are_those_of_a_cpu(has_gelu):
+    """On a CPU, `test_gpu_layers.py` holds them against the formula."""
+    if not has_8_bit_products():
+        pytest.skip("the GPU has no products of 8-bit numbers")
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(768, 3072).bfloat16().requires_grad_(False)
+    states = (torch.randn(1, 333, 768) * torch.logspace(-3, 3, 333)[:, None]).bfloat16()
+    states[0, 5, 7], states[0, 6, 8] = torch.nan, torch.inf
+    expected = Float8Linear(layer, has_gelu)(states).float()
+    found = Float8Linear(layer.to(GPU), has_gelu)(states.to(GPU)).float().cpu()
+    assert (found.isnan() == expected.isnan()).all()
+    assert found.isnan().any(-1)[0].nonzero()[:, 0].tolist() == [5, 6]
+    scale = expected.nan_to_num().abs().amax(-1, keepdim=True)
+    # A value half way between two 8-bit numbers may be rounded to either.
+    assert ((found - expected).abs().nan_to_num() / scale).max() < 0.02
+
+
+@pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "deberta-v2", "modernbert"])
+def test_scores_of_8_bits_do_not_depend_on_a_texts_company(load, architecture):
+    if not has_8_bit_products():
+        pytest.skip("the GPU has no products of 8-bit numbers")
+    exact, model = load(architecture, torch.float32), load(architecture, FLOAT8)
+    assert any(isinstance(part, Float8Linear) for part in model.module.modules())
+    ids = np.random.default_rng(0).integers(len(model.tokenizer), size=sum(LENGTHS))
+    offsets = np.cumsum([0, *LENGTHS])
+    together = [TokenBatch(ids.astype(np.int32), offsets)]
+    alone = [
+        TokenBatch(ids[start:stop].astype(np.int32), np.array([0, stop - start]))
+        for start, stop in itertools.pairwise(offsets)
+    ]
+    right = run(exact, "exact", together, options(engine="reference"), RunStats())
+    found = run(model, "float8", together, options(engine="packed"), RunStats())
+    single = run(model, "float8", alone, options(engine="packed"), RunStats())
+    error = np.sqrt(np.mean((np.asarray(found) - np.asarray(right)) ** 2))
+    assert error > 0
+    assert np.sqrt(np.mean((np.asarray(found) - np.asarray(single)) ** 2)) < 0.5 * error

@@ -24,6 +24,7 @@ from gpuclassify import (
 from gpuclassify.inference import linear
 from gpuclassify.inference.batching import pad, stage
 from gpuclassify.inference.device import pick_dtype
+from gpuclassify.inference.leading_layers import shared_layers
 from gpuclassify.inference.linear import (
     FLOAT8,
     Float8Linear,
@@ -237,6 +238,25 @@ def test_rows_do_not_change_each_other_and_rows_of_no_number_stay_so():
     torch.testing.assert_close(found, alone, equal_nan=True)
     assert found.isfinite().all(1).tolist() == [True, True, False, True, False, True]
     assert torch.equal(found[1], layer.bias)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("is_float8", [False, True])
+@pytest.mark.parametrize("architecture", ["bert", "deberta-v2"])
+def test_equal_layers_of_two_models_are_found_in_these_forms(
+    sequence_classifier, load_directory, architecture, is_float8
+):
+    models = []
+    for seed in (0, 0, 1):
+        directory = sequence_classifier(architecture, hidden_size=64, seed=seed)
+        model = load_8_bits(directory) if is_float8 else load_directory(directory)
+        if not is_float8:
+            merge_projections(model.module)
+            fuse_sums(model.module)
+        models.append(model)
+    first, equal, other = models
+    assert shared_layers(first, equal).layers == 2
+    assert shared_layers(first, other).layers == 0
 
 
 # What is refused, and by whom.
