@@ -258,7 +258,7 @@ def read_checkpoint(
     """Return a description of the text classifier at `identity`, read from its ``config.json``.
 
     `base_model` overrides the base model named by a checkpoint that has no sizes itself, and
-    `problem_type` the checkpoint's, except for several heads. With `has_own_module`, the user
+    `problem_type` the checkpoint's, unless its layout has one. With `has_own_module`, the user
     builds the network, so ``config.json`` may hold anything or be missing. Raises CheckpointError
     for models that are no text classifiers.
     """
