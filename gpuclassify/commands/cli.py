@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 1 the work failed or the input cannot be read, 2 the call was wrong and no work
 was started, 3 done, with something left out in quarantine, 130 interrupted, 143 terminated
-(SIGTERM).
+(SIGTERM). ``compare`` has those of ``diff``.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Commands(click.Group):
             command = self.get_command(context, str(context.invoked_subcommand))
             message = with_options(error_text(error), command or self)
             echo(f"Error: {message}", err=True)
-            context.exit(FAILED)
+            context.exit(getattr(command, "failed", FAILED))
 
 
 @click.group("gpuclassify", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

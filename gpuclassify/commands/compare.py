@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpuclassify.commands.console import FAILED, echo, open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.console import echo, open_console, quiet_dask, wrong_call_exits
 from gpuclassify.commands.options import (
     LocalCommand,
     job_options,
@@ -17,9 +17,16 @@ from gpuclassify.commands.options import (
 )
 
 ROWS_READ, SCORES = 2_000, "scores"
+CHANGED = 1  # exit code
 
 
-@click.command(cls=LocalCommand, options=job_options)
+class CompareCommand(LocalCommand):
+    """Click command that exits like ``diff``: with 1 for differences, and with 2 for errors."""
+
+    failed = 2
+
+
+@click.command(cls=CompareCommand, options=job_options)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
     "--with", "changes", metavar="NAME=VALUE", multiple=True,
@@ -45,7 +52,7 @@ def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> 
     \b
     gpuclassify compare 'crawl/*.jsonl' --classifier quality --with dtype=bfloat16
 
-    Exit codes: 0 compared, 1 failed, or more rows changed than --most-changed, 2 wrong call.
+    Exit codes: 0 compared, 1 more rows changed than --most-changed, 2 failed, or wrong call.
     """
     from gpuclassify.corpus.scores.comparison import compare as run
     from gpuclassify.jobs.input.left_out import left_out_logged
@@ -88,4 +95,4 @@ def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> 
             f"{options['most_changed']:.2%} of --most-changed",
             err=True,
         )
-        context.exit(FAILED)
+        context.exit(CHANGED)

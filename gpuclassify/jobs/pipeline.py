@@ -49,7 +49,7 @@ class Pipeline(Recipe):
     backend : {"pandas", "cudf"}
         Library of the frames that stages get. With "cudf", only workers use cudf. If all stages
         are classifiers or embedders, files are read as pandas frames, because the host tokenizes
-        the texts.
+        the texts. A Dask frame of cudf is never moved to pandas.
     on_error : {"raise", "quarantine"}
         Whether a broken file, a line that cannot be read or a row that cannot be scored stops the
         job, or is left out and described in ``_quarantine/`` of the output.

@@ -72,6 +72,9 @@ from gpuclassify.workers.retire import PanicError, as_errors, retire_on_broken_d
 from gpuclassify.workers.run_context import PartProgress, add_counts, add_up, run_context
 from gpuclassify.workers.secrets import recall
 
+# Fields of `Part` in the source of a record, which name its file and the range in it.
+_RANGE = ("path", "row_groups", "start", "length", "share")
+
 
 @dataclass(frozen=True)
 class TaskSpec:
@@ -480,12 +483,20 @@ def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exceptio
     except (ValueError, OverflowError):  # a value has no Python or JSON form
         content = name_row(frame, row)
     for file in source.get("files", ()):
-        source = {key: value for key, value in file.items() if key != "rows"}
+        source = file
         if row < file["rows"]:
             break
         row -= file["rows"]
-    where = ", ".join(f"{key} {value}" for key, value in source.items())
-    return Problem(ROW, where, str(error), row=row, content=content)
+    known = {name: source[name] for name in _RANGE if name in source}
+    where = str(Part(**known)) if known else f"partition {source['partition']}"
+    reason = str(error)
+    if isinstance(error, UnicodeEncodeError):
+        half = ord(error.object[error.start])
+        reason = (
+            f"a text has \\u{half:04x}, half of a surrogate pair, which UTF-8 cannot encode: put "
+            "another character in its place, such as U+FFFD"
+        )
+    return Problem(ROW, where, reason, row=row, content=content)
 
 
 def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:

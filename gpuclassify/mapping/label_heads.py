@@ -125,8 +125,9 @@ class LabelHead(Head):
         if checkpoint.problem_type != problem_type:
             raise CheckpointError(
                 f"{self.owner} takes a {problem_type} model, and {name} is a "
-                f"{checkpoint.problem_type} model: use DistributedDataClassifier, or pass "
-                "problem_type= if config.json is wrong"
+                f"{checkpoint.problem_type} model: use DistributedDataClassifier with "
+                f"problem_type={checkpoint.problem_type!r}, or pass "
+                f"problem_type={problem_type!r} if config.json is wrong"
             )
         if passed in (None, labels):
             return

@@ -93,6 +93,7 @@ class PartitionMap(Public):
         """Return a copy that drops no row, but writes whether a row passes its filters to a column.
 
         `field` names this bool column. None if the mapper does not support it, as by default.
+        Raises ValueError if it does, but has no filter.
         """
         return None
 

@@ -18,6 +18,7 @@ from gpuclassify.models.checkpoint import (
     OWN_MODULE,
     STATIC,
     Checkpoint,
+    CheckpointError,
     OwnModule,
     check_ids,
     checking_values,
@@ -172,11 +173,18 @@ class PinnedModel:
         return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError if the model cannot run with the settings.
+        """Raise CheckpointError or ValueError if a setting contradicts the model's files.
 
-        Its positions may be fewer than `max_seq_length`, and static models and networks of users
-        have no layers for ``dtype="float8"``.
+        Some layouts have one problem type, whatever the settings say, positions may have a hard
+        limit, and static models and networks of users have no layers for ``dtype="float8"``.
         """
+        declared = self.options.declared.get("problem_type")
+        if declared not in (None, checkpoint.problem_type):
+            raise CheckpointError(
+                f"problem_type={declared!r}, but the layout of {checkpoint.identity.name} makes it "
+                f"a {checkpoint.problem_type} model: leave problem_type out, or pass "
+                f"{checkpoint.problem_type!r}"
+            )
         limit, is_hard = position_limit(checkpoint.sizes)
         wanted = self.options.max_seq_length
         if is_hard and limit is not None and wanted is not None and wanted > limit:

@@ -27,6 +27,7 @@ from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import nn
+    from transformers import PreTrainedTokenizerBase
 
 # Layouts of checkpoints: the network's parts, and the names of their tensors.
 LINEAR_HEAD = "linear_head"  # a backbone ``model.`` and a linear layer ``fc`` on the first token
@@ -258,7 +259,7 @@ def read_checkpoint(
     """Return a description of the text classifier at `identity`, read from its ``config.json``.
 
     `base_model` overrides the base model named by a checkpoint that has no sizes itself, and
-    `problem_type` the checkpoint's, except for several heads. With `has_own_module`, the user
+    `problem_type` the checkpoint's, unless its layout has one. With `has_own_module`, the user
     builds the network, so ``config.json`` may hold anything or be missing. Raises CheckpointError
     for models that are no text classifiers.
     """
@@ -392,13 +393,13 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     return int(limit), True
 
 
-def check_ids(checkpoint: Checkpoint, backend: Tokenizer) -> None:
+def check_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | PreTrainedTokenizerBase) -> None:
     """Raise CheckpointError if the model's ``vocab_size`` is too small for a tokenizer's token ids.
 
     Nothing is checked without a ``vocab_size``, or for a network that the user builds.
     """
     rows = None if checkpoint.layout == OWN_MODULE else checkpoint.sizes.get("vocab_size")
-    ids = backend.get_vocab()
+    ids = tokenizer.get_vocab()
     token = max(ids, key=ids.__getitem__, default="")
     if rows is not None and ids and ids[token] >= rows:
         raise CheckpointError(

@@ -44,8 +44,7 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
     if checkpoint.layout == STATIC and checkpoint.sentence is not None:
         return _load_static(checkpoint, directory / checkpoint.sentence.folder / FILE)
     tokenizer = read_tokenizer(checkpoint.identity.name, directory, **settings)
-    if tokenizer.is_fast:
-        check_ids(checkpoint, tokenizer.backend_tokenizer)
+    check_ids(checkpoint, tokenizer)
     return tokenizer
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from typing import get_args
 
 import fasttext
 import numpy as np
@@ -17,12 +18,20 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from gpuclassify import DomainClassifier, Route, SpanClassifier, classify, published
+from gpuclassify import (
+    DistributedDataClassifier,
+    DomainClassifier,
+    Route,
+    SpanClassifier,
+    classify,
+    published,
+)
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.classifiers.published import CATALOGUE
+from gpuclassify.classifiers.published import CATALOGUE, EuroFilterClassifier
 from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.settings.options import ProblemType
 from tests.oracle import assert_close, plain_tokenizer, probabilities, raw_outputs
-from tests.replicas import sample_texts, write_celadon, write_eurofilter
+from tests.replicas import sample_texts, write_celadon, write_checkpoint, write_eurofilter
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ALL = [own for e in CATALOGUE for own in (map(e.of, e.variants) if e.variants else [e])]
@@ -367,3 +376,23 @@ def test_a_chain_of_models_gives_the_columns_of_each_alone(sequence_classifier, 
             if pd.api.types.is_float_dtype(alone[name]):
                 assert_close(found[name].fillna(-1), alone[name].fillna(-1))
     assert [*found] == ["text", *(name for own in chained for name in own.schema().names)]
+
+
+def write_prompts(directory):
+    return write_checkpoint(directory, "prompt-task-complexity")
+
+
+@pytest.mark.parametrize(
+    ("kind", "write", "own"),
+    [
+        (DistributedDataClassifier, write_celadon, "regression"),
+        (EuroFilterClassifier, write_eurofilter, "regression"),
+        (DistributedDataClassifier, write_prompts, "single_label_classification"),
+    ],
+)
+def test_a_layout_with_one_problem_type_takes_no_other(tmp_path, kind, write, own):
+    model = str(write(tmp_path / "model"))
+    for given in {*get_args(ProblemType)} - {own}:
+        cure = f"problem_type='{given}', but .* a {own} model: leave problem_type out, or pass"
+        with pytest.raises(CheckpointError, match=cure):
+            kind(model=model, problem_type=given).check(pd.DataFrame({"text": TEXTS}))

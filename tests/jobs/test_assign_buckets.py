@@ -30,6 +30,7 @@ from gpuclassify import (
 )
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.report.report import report_of
+from gpuclassify.jobs.stores.local import LocalStore
 from gpuclassify.jobs.stores.opening import open_store
 from tests.fasttext_models import WORDS
 
@@ -205,6 +206,31 @@ def test_edges_whose_scores_are_gone_are_refused_and_made_by_starting_over(folde
         made.run()
     made.run(restart=True)
     assert_buckets(folder, rescored(inputs(folder)))
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("stages", [[], [faults.with_scores]], ids=["scores", "classifier"])
+def test_a_restart_that_is_interrupted_when_it_removes_steps_goes_on(
+    folder, monkeypatch, stages, removed
+):
+    monkeypatch.setenv("SCORED", str(folder / "scored.txt"))
+    made = job(folder, stages)
+    made.run()
+    content = (folder / "out/_buckets/edges.json").read_bytes()
+    remove = LocalStore.remove_folder
+
+    def interrupted(store, name):
+        if removed:
+            remove(store, name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LocalStore, "remove_folder", interrupted)
+        made.run(restart=True)
+    made.run()
+    assert (folder / "out/_buckets/edges.json").read_bytes() == content
+    assert_buckets(folder, rescored(inputs(folder)) if stages else expected(inputs(folder)))
+    assert not list((folder / "out/_buckets").glob("scored/part-*"))
 
 
 def test_edges_serve_the_next_crawl(folder, tmp_path):

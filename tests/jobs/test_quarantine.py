@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import dask
 import dask.dataframe as dd
 import pandas as pd
 import pyarrow as pa
@@ -317,6 +318,52 @@ def test_a_row_that_cannot_be_scored_is_left_out_with_its_reason(write, tmp_path
     assert "NaN for row" in problem["reason"]
     assert json.loads(problem["content"]) == {"id": 7, "text": "text 7"}
     assert (summary.rows_read, summary.rows_written, summary.left_out) == (60, 59, {"row": 1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("parquet", "in/a.parquet, row groups 1 to 1"),
+        ("jsonl", "in/a.jsonl, from byte 0"),
+        ("joined", "in/b.parquet, row groups 0 to 0"),
+        ("frame", "partition 1"),
+    ],
+)
+def test_the_place_of_a_row_is_spelled_as_that_of_a_file(tmp_path, kind, place):
+    null = "__HIVE_DEFAULT_PARTITION__"
+    frame = pd.DataFrame({"text": ["a", "b"], "k": ["x", null]})
+    folder = tmp_path / "in"
+    folder.mkdir()
+    if kind == "frame":
+        source = dd.from_pandas(frame, npartitions=2)
+    elif kind == "jsonl":
+        (folder / "a.jsonl").write_text(f'{{"k":"x","n":1}}\n{{"k":"{null}","n":2}}\n')
+        source = JsonlReader(folder, part_bytes=99)
+    else:
+        frame.to_parquet(folder / "a.parquet", row_group_size=1)
+        if kind == "joined":
+            frame[:1].to_parquet(folder / "a.parquet")
+            frame[1:].to_parquet(folder / "b.parquet")
+        source = ParquetReader(folder, part_bytes=None if kind == "joined" else 1)
+    writer = ParquetWriter(tmp_path / "out", partition_by="k")
+    Pipeline([source, same, writer], on_error="quarantine").run()
+    (problem,) = problems(tmp_path)
+    assert problem["source"].removeprefix(f"{tmp_path}/") == place
+    assert problem["content"].startswith("{")
+
+
+def test_reasons_have_no_spelling_of_python(write, tmp_path):
+    frame = pd.DataFrame({"text": pd.Series(["a", "b\ud800"], dtype=object)})
+    with dask.config.set({"dataframe.convert-string": False}):
+        run(tmp_path, dd.from_pandas(frame, npartitions=1))
+    (row,) = problems(tmp_path)
+    assert row["reason"].startswith(r"a text has \ud800, half of a surrogate pair, which UTF-8")
+    shutil.rmtree(tmp_path / "out")
+    write("a.jsonl", b"\n".join(GOOD))
+    write("b.jsonl.gz", b"\x00\xff")
+    run(tmp_path, JsonlReader(f"{tmp_path}/in"))
+    (file,) = problems(tmp_path)
+    assert file["reason"] == "Not a gzipped file"
 
 
 def test_a_job_that_stopped_goes_on_with_quarantine(write, tmp_path):

@@ -208,6 +208,21 @@ def test_tokens_beyond_the_embedding_are_refused_at_the_call(checkpoint, tmp_pat
         call(FineWebEduClassifier(model=model))
 
 
+def test_tokens_beyond_the_embedding_are_refused_for_a_tokenizer_in_python(
+    sequence_classifier, tmp_path
+):
+    model = shutil.copytree(sequence_classifier("bert"), tmp_path / "model")
+    for path in model.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.unlink()
+    rows = json.loads((model / "config.json").read_text())["vocab_size"]
+    tokens = ["<cls>", "<pad>", "<eos>", "<unk>", "<mask>", *map(str, range(5, rows + 1))]
+    (model / "vocab.txt").write_text("\n".join(tokens))
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
+    with pytest.raises(CheckpointError, match=rf"ids up to {rows}, and .*embedding of {rows} rows"):
+        call(DistributedDataClassifier(model=model)).compute(scheduler="sync")
+
+
 @pytest.mark.parametrize("change", [None, {"type": "Precompiled", "precompiled_charsmap": "AAAA"}])
 def test_a_damaged_tokenizer_is_refused_at_the_call(checkpoint, tmp_path, change):
     model = shutil.copytree(checkpoint("fineweb-edu"), tmp_path / "model")

@@ -20,6 +20,7 @@ from gpuclassify.classifiers.questions.lora import (
     decoder_sizes,
     decoder_tensors,
     decoder_without_memory,
+    end_ids,
 )
 from gpuclassify.classifiers.questions.shared_prefix import ATTENTION, RowState, SingleForward
 from gpuclassify.inference.device import to_device
@@ -28,27 +29,25 @@ from gpuclassify.models.loading import import_peft, load_adapter, network_config
 from gpuclassify.models.networks import GuardLayers, last_token
 from gpuclassify.models.tokenizer_files import read_tokenizer
 from gpuclassify.models.transformers_state import building_lock, quiet_transformers
-from gpuclassify.settings.paths import exists
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Thing = TypeVar("Thing")
 
-_GENERATION = "generation_config.json"
 _LOGITS_AT_ONCE = 1_024  # tokens whose logits of the whole vocabulary are in memory
 
 
 class Decoder:
     """Causal language model on a device, with LoRA adapters; at most one of them is active."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]
+    ) -> None:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.tokenizer = tokenizer  # used to decode; its settings never change
-        declared = [s.eos_token_id for s in (model.config, model.generation_config, tokenizer)]
-        several = [[eos] if isinstance(eos, int) else eos or [] for eos in declared]
-        self.eos_ids = frozenset().union(*several)  # every token that ends an answer
+        self.eos_ids = eos_ids  # every token that ends an answer
         self._model = model  # model with the active adapter, one of `_models`
         # Model by adapter. All share the tensors of the base model.
         self._models: dict[str | None, Any] = {None: model}
@@ -249,7 +248,7 @@ class _Rows(nn.Module):
 def check_runs(sizes: Mapping[str, Any], name: str) -> None:
     """Raise CheckpointError unless `Decoder` can run a model with this parsed ``config.json``."""
     model = decoder_without_memory(sizes).eval()
-    decoder = Decoder(model, SimpleNamespace(eos_token_id=0))
+    decoder = Decoder(model, SimpleNamespace(), frozenset())
     ids, state = torch.zeros(1, 2, dtype=torch.int64, device="meta"), RowState()
     try:
         hidden = decoder.forward(ids, position_ids=ids, attention=ATTENTION, state=state)
@@ -268,22 +267,12 @@ def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> D
     from transformers import AutoModelForCausalLM
 
     owner = str(directory)
-    files = {"config.json": hub.read_json_file(directory / "config.json")}
-    if exists(directory / _GENERATION):
-        files[_GENERATION] = hub.read_json_file(directory / _GENERATION)
-    for file, content in files.items():
-        ids = content.get("eos_token_id")
-        if not all(
-            one is None or isinstance(one, int) for one in (ids if isinstance(ids, list) else [ids])
-        ):
-            raise CheckpointError(f"{file} of {owner} has eos_token_id {ids!r}: ids are integers")
-    sizes = decoder_sizes(files["config.json"], owner)
+    sizes = decoder_sizes(hub.read_json_file(directory / "config.json"), owner)
     tokenizer = read_tokenizer(owner, directory)
+    eos_ids = end_ids(sizes, directory, tokenizer)
     with building_lock, quiet_transformers():
         config = network_config(sizes, owner)
         model = pretrained(
             AutoModelForCausalLM, owner, directory, dtype, config, select=decoder_tensors
         )
-        if _GENERATION in files:
-            model.generation_config.eos_token_id = files[_GENERATION].get("eos_token_id")
-    return Decoder(model.to(device).eval().requires_grad_(False), tokenizer)
+    return Decoder(model.to(device).eval().requires_grad_(False), tokenizer, eos_ids)

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuclassify import hub
@@ -28,10 +29,12 @@ from gpuclassify.models.tensors import Shapes, compare_shapes, shapes_of, unused
 from gpuclassify.settings.checks import check_text
 from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import MODEL, Dtype, LabelOptions, ModelOptions
+from gpuclassify.settings.paths import exists
 
 Value = TypeVar("Value")
 
 BASE_MODEL = "meta-llama/LlamaGuard-7b"
+GENERATION_CONFIG = "generation_config.json"
 DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
 # Maximum tokens of a prompt or text. The base model states 2,048, less than its training prompt.
 MAX_TOKENS = 4096
@@ -205,6 +208,33 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
             f"{name} has dynamic rotary positions, by which a text depends on the longest of its "
             f"batch: {cure}"
         )
+
+
+def end_ids(sizes: Mapping[str, Any], directory: Path, tokenizer: Any) -> frozenset[int]:
+    """Return the ids of all tokens that end an answer of the decoder in a directory.
+
+    The decoder's ``config.json`` (`sizes`), ``generation_config.json`` and the tokenizer each
+    declare none, one or several. Raises CheckpointError if they are no integers.
+    """
+    from gpuclassify.models.loading import network_config
+
+    path = directory / GENERATION_CONFIG
+    generation = hub.read_json_file(path) if exists(path) else {}
+    for file, content in (("config.json", sizes), (GENERATION_CONFIG, generation)):
+        ids = _several(content.get("eos_token_id"))
+        if not all(isinstance(one, int) for one in ids):
+            raise CheckpointError(
+                f"{file} of {directory} has eos_token_id {ids!r}: ids are integers"
+            )
+    config = network_config(dict(sizes), str(directory))  # may have an id by default
+    declared = (config.eos_token_id, generation.get("eos_token_id"), tokenizer.eos_token_id)
+    return frozenset().union(*map(_several, declared))
+
+
+def _several(ids: Any) -> list[Any]:
+    if ids is None:
+        return []
+    return ids if isinstance(ids, list) else [ids]
 
 
 def most_positions(sizes: Mapping[str, Any]) -> int | None:

@@ -26,7 +26,12 @@ from gpuclassify.classifiers.questions.answers import (
     is_list,
     named_field,
 )
-from gpuclassify.classifiers.questions.lora import LoraCheckpoint, LoraModel, most_positions
+from gpuclassify.classifiers.questions.lora import (
+    LoraCheckpoint,
+    LoraModel,
+    end_ids,
+    most_positions,
+)
 from gpuclassify.classifiers.questions.prompt_tokens import (
     CRITERION,
     Prompt,
@@ -330,7 +335,8 @@ class PromptModel(LoraModel):
         name = checkpoint.base.name
         prompts = tuple(render_prompt(options, tokenizer, name, text) for text in criteria)
         self._check_digest(prompts[0], name)
-        readers = new_readers(options, prompts, tokenizer, {tokenizer.eos_token_id or 0})
+        ends = end_ids(checkpoint.sizes, directory, tokenizer)
+        readers = new_readers(options, prompts, tokenizer, ends)
         answer = max(reader.most_tokens for reader in readers)
         length = self._prompt_length(checkpoint.sizes, answer)
         for prompt in prompts:

@@ -277,7 +277,10 @@ class Decontaminate(Declared, RowWiseMap):
             self._set("_folder", self._built())
 
     def keeping(self, field: str) -> Decontaminate:
-        """Return a copy that writes the filter's decision to column `field`, and drops no row."""
+        """Return a copy that writes the filter's decision to column `field`, and drops no row.
+
+        Raises ValueError if the mapper has no filter.
+        """
         made = replace(self, keep_field=field)
         return made.at(vars(self)["_folder"]) if "_folder" in vars(self) else made
 

@@ -188,7 +188,8 @@ class AssignBuckets(Pipeline):
         if is_done and edges is not None:
             return None
         scoring = _scoring(job)
-        if is_done and scoring.mappers:
+        # Without the file, a restart was interrupted, so that scores are made again.
+        if is_done and scoring.mappers and job.directory.has(EDGES):
             raise ValueError(
                 f"{job.directory.path(EDGES)} is not what was written, and the scores that it was "
                 "made of are removed: bring back the file as it was, or start over (restart=True)"

@@ -155,7 +155,10 @@ class Mix(Saved):
             token_field=token_field,
         )
         with left_out_logged():
-            return settings.find(read_columns(dataset, settings.read_fields, on_error))
+            mix = settings.find(read_columns(dataset, settings.read_fields, on_error))
+        if mix.missing:
+            logger.warning("%s", mix.notes()[-1])
+        return mix
 
     def check_saved(self) -> None:
         """Raise ValueError if a cell lacks a value for a column of `by`, or a number is invalid."""
@@ -420,7 +423,7 @@ class MixSettings(Declared):
         return {cell: sums[cell] for cell in sorted(sums)}
 
     def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
-        """Count each cell's tokens, and compute its epochs; warn if the mixture lacks tokens."""
+        """Count each cell's tokens, and compute its epochs."""
         counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):
             rows = sum(rows for rows, _ in counts.values())
@@ -430,10 +433,7 @@ class MixSettings(Declared):
         matched = _matched(self._entries, self.names, counts)
         planned = _planned(counts, matched, float(self.tokens), self.max_epochs)
         cells = {group_value(cell): each for cell, each in planned.items()}
-        mix = Mix(self.names, float(self.tokens), cells, float(self.max_epochs))
-        if mix.missing:
-            logger.warning("%s", mix.notes()[-1])
-        return mix
+        return Mix(self.names, float(self.tokens), cells, float(self.max_epochs))
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:

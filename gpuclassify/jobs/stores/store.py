@@ -58,6 +58,7 @@ _ABANDONED_SECONDS = 86_400.0
 _being_written: set[str] = set()  # suffixes of temporary files that this process is writing
 # Error types that users see; other errors of a store become OSError.
 _ERRORS = (FileNotFoundError, PermissionError, TimeoutError)
+_NO_GZIP = "Not a gzipped file"
 _UNDECODABLE = (pa.ArrowException, ValueError, EOFError, OSError, zlib.error, lzma.LZMAError)
 # Fields in which file systems store a file's version, best first.
 _VERSIONS = (
@@ -827,6 +828,8 @@ def error_text(err: BaseException) -> str:
 
 def _decoding_problem(err: Exception) -> str:
     reason = " ".join(str(err).split())  # Arrow's messages may have several lines
+    if reason.startswith(_NO_GZIP):  # without the repr of the first bytes
+        reason = _NO_GZIP
     if "CRC checksum" in reason:
         reason = (
             f"bytes have changed since they were written, {reason}: bring the file again "

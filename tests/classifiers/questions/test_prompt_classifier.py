@@ -711,11 +711,11 @@ def test_settings_that_do_not_fit_are_refused_at_the_call(
         classifier(**options)(FRAME)
 
 
-def rewritten(directory, tmp_path, **settings):
-    """A copy of a model with other settings in its config.json."""
+def rewritten(directory, tmp_path, file="config.json", **settings):
+    """A copy of a model with other settings in its config.json, or another JSON file."""
     folder = tmp_path / "copy"
     shutil.copytree(directory, folder)
-    path = folder / "config.json"
+    path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     return folder
 
@@ -742,6 +742,21 @@ def test_models_that_cannot_be_asked_are_refused_at_the_call(
     model = rewritten(directory(), tmp_path, **settings)
     with pytest.raises(CheckpointError, match=message):
         PromptClassifier(model=model, prompt=PROMPT, answers=["yes", "no"])(FRAME)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_answer_that_one_of_several_end_tokens_cuts_is_refused_at_the_call(
+    directory, tmp_path, never_loads, file
+):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory())
+    (line_break,) = tokenizer.encode("\n", add_special_tokens=False)
+    model = rewritten(directory(), tmp_path, file, eos_token_id=[1, line_break])
+    asked = {"prompt": PROMPT, "answer": "{kinds}"}
+    by_comma, by_line = ({"kinds": Several(["ad", "news"], separator=s)} for s in (", ", "\n"))
+    PromptClassifier(model=model, fields=by_comma, **asked).check(FRAME)
+    PromptClassifier(model=directory(), fields=by_line, **asked).check(FRAME)
+    with pytest.raises(ValueError, match=r"tokens of option '\\nnews' are not told from"):
+        PromptClassifier(model=model, fields=by_line, **asked).check(FRAME)
 
 
 @pytest.mark.parametrize("names", ["published", "later"])

@@ -195,6 +195,15 @@ def test_the_command_fails_where_more_rows_change_than_may(run):
     assert run("--with", "batch_size=2", "--most-changed", 0.005).exit_code == 0
 
 
+def test_an_error_of_the_command_is_none_of_changed_rows(run, tmp_path, monkeypatch):
+    def fails(*args, **settings):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("gpuclassify.corpus.scores.comparison.compare", fails)
+    done = run("--with", "max_seq_length=8", "--most-changed", 0.005)
+    assert (done.exit_code, done.stderr.strip()) == (2, "Error: out of memory")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -261,6 +261,8 @@ def test_the_command_prints_and_saves_the_mix(tmp_path, monkeypatch):
     assert done.stdout.strip() == f"{mix}\nMix: mix.json\nPage: page.html"
     assert Path("page.html").read_text().count('class="name"') == 7
     assert Mix.load("mix.json") == mix
+    done = run("mix", "crawl", "lack.json", *options, "--max-epochs", "1")
+    assert Mix.load("lack.json").missing and done.output.count("tokens are missing") == 1
     for wrong, message in ((["--weights", "no.yaml"], "no.yaml"), (["--by", "topik"], "topi")):
         done = run("mix", "crawl", "more.json", *options, *wrong)
         assert done.exit_code == 2 and message in done.output

@@ -56,16 +56,17 @@ def test_a_column_of_json_holds_any_values_and_gives_them_back(tmp_path, part_by
     assert ddf.compute().dtypes.equals(ddf.dtypes)
 
 
-def test_columns_that_parquet_calls_json_are_values_in_lines(tmp_path):
+def test_columns_that_parquet_calls_json_are_values_in_lines_and_lists_of_it_are_texts(tmp_path):
     texts = ['{"a": 1.10}', None, "[\n 1,\n2]", '"x"']
     for number, kind in enumerate([pa.json_(), pa.json_(pa.large_string())]):
         column = pa.array(texts, kind.storage_type).cast(kind)
-        pq.write_table(
-            pa.table({"n": [number] * 4, "meta": column}), tmp_path / f"{number}.parquet"
-        )
+        lists = pa.ListArray.from_arrays(pa.array(range(5), pa.int32()), column)
+        table = pa.table({"n": [number] * 4, "meta": column, "lists": lists})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
     run(ParquetReader(f"{tmp_path}/*.parquet"), JsonlWriter(f"{tmp_path}/out"))
-    values = ['{"a": 1.10}', "null", "[  1, 2]", '"x"']
-    wanted = [f'{{"n": {n}, "meta": {value}}}\n' for n in range(2) for value in values]
+    values = zip(['{"a": 1.10}', "null", "[  1, 2]", '"x"'], map(json.dumps, texts), strict=True)
+    values = [f'"meta": {value}, "lists": [{text}]' for value, text in values]
+    wanted = [f'{{"n": {n}, {value}}}\n' for n in range(2) for value in values]
     assert lines_of(tmp_path / "out") == "".join(wanted)
 
 
