@@ -34,7 +34,7 @@ from benchmarks.recipes import (
     sorted_partition,
     stage_partition,
 )
-from gpuclassify.inference import loaded_model
+from gpuclassify.inference import linear
 
 PEER_DTYPE = "float16"  # of autocast, as Curator and CrossFit leave it to torch on a GPU
 # Of a probability. 150 texts through random 12-layer models differed from float32 by 0.018 and
@@ -245,7 +245,7 @@ def plain_layers_scores(frame: dd.DataFrame, directory: str, device: str) -> np.
     """Return gpuclassify's probabilities by layers that are not merged or fused on a GPU."""
     with contextlib.ExitStack() as stack:
         for name in ("merge_projections", "fuse_sums"):
-            stack.enter_context(mock.patch.object(loaded_model, name, lambda module: None))
+            stack.enter_context(mock.patch.object(linear, name, lambda module: None))
         return gpuclassify_scores(frame, _copied(directory).name, device, autocast=True)
 
 

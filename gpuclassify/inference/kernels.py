@@ -174,12 +174,9 @@ def add_and_norm(
     bias, and normalizes the last dimension.
     """
     states, residual = states.contiguous(), residual.contiguous()
-    size, output = states.shape[-1], torch.empty_like(states)
-    columns, rows = triton.next_power_of_2(size), states.numel() // size
-    if rows:  # a grid of no blocks is an error
-        _add_and_norm[(rows,)](
-            states, residual, norm.weight, norm.bias, output, norm.eps, size, columns
-        )
+    size, output, parts = states.shape[-1], torch.empty_like(states), (norm.weight, norm.bias)
+    columns, grid = triton.next_power_of_2(size), (states.numel() // size,)
+    _add_and_norm[grid](states, residual, *parts, output, norm.eps, size, columns)
     return output
 
 
@@ -213,6 +210,5 @@ def round_rows(
     rounded = torch.empty_like(states, dtype=dtype)
     scales = states.new_empty(rows, 1, dtype=torch.float32)
     columns, most = triton.next_power_of_2(size), torch.finfo(dtype).max
-    if rows:
-        _round_rows[(rows,)](states, rounded, scales, most, size, columns, has_gelu)
+    _round_rows[(rows,)](states, rounded, scales, most, size, columns, has_gelu)
     return rounded, scales

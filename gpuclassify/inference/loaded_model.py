@@ -14,15 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpuclassify.inference import linear
 from gpuclassify.inference.batching import PaddedBatch
 from gpuclassify.inference.device import exclusive_device, to_device
-from gpuclassify.inference.linear import (
-    FLOAT8,
-    arrange_weights,
-    fuse_sums,
-    merge_projections,
-    round_products,
-)
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
 from gpuclassify.inference.packed.fused_attention import speed_up_deberta
@@ -51,7 +45,7 @@ class LoadedModel(ProbedModel):
 
     module: nn.Module  # evaluation mode, on `device`
     device: torch.device
-    dtype: torch.dtype  # dtype of weights and activations; `FLOAT8` is that of products alone
+    dtype: torch.dtype  # dtype of weights and activations; `linear.FLOAT8`: of products alone
     new_tokenizer: Callable[[], Any]  # returns a new Hugging Face tokenizer
     tokenizer: Any  # read for settings and special tokens; it never tokenizes a text
     pad_id: int  # token id of padding
@@ -139,13 +133,12 @@ class LoadedModel(ProbedModel):
     def round_products(self) -> None:
         """Give the layers' products 8-bit inputs and weights; raise PrecisionError if they pad.
 
-        Padding changes states by rounding errors, which rounding to 8 bits makes larger. Packed
-        texts are compared before, in 16 bits.
+        Padding changes states by rounding errors, which 8 bits make larger.
         """
         try:
             with exclusive_device(self.device, self.dtype):
-                self.packed_layers()
-                round_products(PackedLayers(self.module).layers)
+                self.packed_layers()  # compared now, in 16 bits
+                linear.round_products(PackedLayers(self.module).layers)
         except NotPackableError as err:
             name = type(self.module).__name__
             raise PrecisionError(f"{name} needs another dtype than float8: {err}") from err
@@ -194,7 +187,7 @@ def load_model(
         new_tokenizer = functools.partial(load_tokenizer, checkpoint, home)
     tokenizer = new_tokenizer()
     is_autocast = own_module is not None and dtype != torch.float32
-    is_float8 = dtype == FLOAT8
+    is_float8 = dtype == linear.FLOAT8
     # bfloat16 has the range of 8-bit numbers with factors in float32.
     weights_dtype = torch.bfloat16 if is_float8 else torch.float32 if is_autocast else dtype
     module = load_module(checkpoint, directory, weights_dtype, own_module, adapter_directory).to(
@@ -202,11 +195,11 @@ def load_model(
     )
     is_fixed = own_module is None  # other modules may change their weights
     if device.type == "cuda" and is_fixed:
-        merge_projections(module)
-        fuse_sums(module)
+        linear.merge_projections(module)
+        linear.fuse_sums(module)
     speed_up_deberta(module, is_fixed and checkpoint.layout in FIRST_TOKEN_LAYOUTS)
     if device.type == "cpu" and is_fixed and not is_float8:
-        arrange_weights(module)
+        linear.arrange_weights(module)
     is_fast = fast_encoder(module) is not None and not is_autocast
     backbone = backbone_of(module)
     config: Any = getattr(backbone, "config", None)

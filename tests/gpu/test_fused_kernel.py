@@ -432,8 +432,6 @@ def interpret_rows():
     rows[1, 3], rows[2, 5] = torch.nan, -torch.inf
     numbers, factors = round_rows(rows, torch.float8_e4m3fn, has_gelu=False)
     assert factors.isfinite()[:, 0].tolist() == [True, False, False, True]
-    for empty in (torch.empty(0, 16), torch.empty(1, 0, 16)):
-        assert add_and_norm(empty, empty, torch.nn.LayerNorm(16)).shape == empty.shape
 
 
 def interpreted(*arguments):
