@@ -27,7 +27,7 @@ QUESTION = "precision"
 PRECISIONS = ("bfloat16", "float16", "float8")
 FAMILIES = (
     *("bert", "roberta", "xlm-roberta", "electra", "distilbert", "albert", "deberta-v2"),
-    *("modernbert", "gpt2", "llama"),
+    *("modernbert", "llama"),
 )
 SIZES: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1_536, "heads": 12, "layers": 6}
 POSITION_BUCKETS = {"deberta-v2": 256}

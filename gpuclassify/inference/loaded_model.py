@@ -131,15 +131,15 @@ class LoadedModel(ProbedModel):
         return torch.stack([best.indices.float(), best.values], dim=1)
 
     def round_products(self) -> None:
-        """Give the layers' products 8-bit inputs and weights; raise PrecisionError if they pad.
+        """Give the layers' products 8-bit inputs and weights; raise PrecisionError if that fails.
 
-        Padding changes states by rounding errors, which 8 bits make larger.
+        It does for padded texts: padding changes states by rounding errors, which 8 bits enlarge.
         """
         try:
             with exclusive_device(self.device, self.dtype):
                 self.packed_layers()  # compared now, in 16 bits
                 linear.round_products(PackedLayers(self.module).layers)
-        except NotPackableError as err:
+        except ValueError as err:
             name = type(self.module).__name__
             raise PrecisionError(f"{name} needs another dtype than float8: {err}") from err
 

@@ -183,8 +183,8 @@ def largest_batch_bytes(
     tokens = GPU_MAX_TOKENS if is_gpu else cpu_limits(width).max_tokens
     scores = GPU_SCORE_BYTES if is_gpu else CPU_SCORE_BYTES
     has_scores = bool(sizes.get("relative_attention"))
-    item_bytes = max(2, dtype.itemsize)  # only products have 8-bit numbers
-    return tokens * numbers * item_bytes + (scores if has_scores else 0)
+    # Only products have 8-bit numbers.
+    return tokens * numbers * max(2, dtype.itemsize) + has_scores * scores
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,10 @@ def differing(states, residual, norm):
     return 1.1 * norm(states + residual)
 
 
+def no_numbers(states, residual, norm):
+    return norm(states + residual) * torch.nan
+
+
 def failing(error, *_):
     raise error
 
@@ -155,6 +159,7 @@ def failing(error, *_):
     ("kernel", "reason"),
     [
         (differing, "is not fused: ValueError: its outputs differ"),
+        (no_numbers, "is not fused: ValueError: its outputs differ"),
         (functools.partial(failing, RuntimeError("no gcc")), "is not fused: RuntimeError: no gcc"),
         (functools.partial(failing, OSError("no ptxas")), "is not fused: OSError: no ptxas"),
     ],
@@ -319,6 +324,15 @@ def test_a_network_of_your_own_is_refused_before_it_is_built(sequence_classifier
 
     with pytest.raises(ValueError, match="is a network of your own: leave it out"):
         Own(model=sequence_classifier("bert"), dtype="float8")(pd.DataFrame({"text": TEXTS}))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [("gpt2", {}), ("bert", {"hidden_size": 36, "intermediate_size": 40})],
+)
+def test_a_model_without_such_products_is_refused(sequence_classifier, architecture, sizes):
+    with pytest.raises(PrecisionError, match="its layers have no products of a suitable size"):
+        load_8_bits(sequence_classifier(architecture, **sizes))
 
 
 def test_a_model_that_needs_padding_is_refused(tmp_path):
