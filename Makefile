@@ -27,7 +27,7 @@ demo: $(VENV)/.base
 # The contract on every mapper, a test of each guarantee, and every command: at most five minutes on
 # two quiet cores.
 test: $(VENV)/.dev
-	$(call PYTEST,$(VENV)) -m "$(HERE) and contract"
+	$(call PYTEST,$(VENV)) -m "$(HERE) and contract and not slow"
 
 # All tests that need no GPU, no Debian package and no published weights. BUT="and not slow" leaves
 # out property tests over thousands of inputs, smoke tests of benchmarks, and other slow ones.

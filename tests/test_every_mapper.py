@@ -191,7 +191,11 @@ COMPANIONS = [
 OF_HEADS = {"labels_field", "score_field", "confidence_field"}
 
 
-@pytest.mark.parametrize(("name", "reading"), READINGS)
+@pytest.mark.parametrize(
+    ("name", "reading"),
+    # Propella's mapper asks as `PromptClassifier` does, for many more columns.
+    [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] == "propella")) for one in READINGS],
+)
 def test_no_output_column_changes_another_one(mapper_of, name, reading):
     frame = FRAME.iloc[[0, 1, 2, 14, 15, 16, 17, 18]]
     # Of pairs both texts are long, and the one with more tokens to a character is the shorter one.

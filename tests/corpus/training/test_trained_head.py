@@ -557,7 +557,7 @@ def test_frames_of_either_library_train_the_same_head(annotated, fit, plain, fra
     assert_close(head.scores(plain), expected.scores(plain), 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("kind", ["linear", pytest.param("mlp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("rows_for_threads", "most"), [(20_000, 1), (1, 3)])
 def test_few_rows_are_fitted_on_one_thread(fit, kind, rows_for_threads, most, monkeypatch):
     monkeypatch.setattr(fitting, "ROWS_FOR_THREADS", rows_for_threads)
