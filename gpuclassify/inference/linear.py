@@ -172,12 +172,11 @@ class FusedSum(nn.Module):
         return add_and_norm(states, input_tensor, norm)
 
 
-@torch.inference_mode()
 def fuse_sums(module: nn.Module) -> None:
     """Change parts of encoders' layers, on a GPU, to `FusedSum`, if it has the parts' outputs.
 
     They are compared once for each class. If they differ or the kernel fails, the class stays, and
-    the reason is logged.
+    the reason is logged. Call it within `exclusive_device`.
     """
     kinds: dict[type, list[Any]] = {}
     for part in module.modules():

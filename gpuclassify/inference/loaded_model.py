@@ -196,7 +196,8 @@ def load_model(
     is_fixed = own_module is None  # other modules may change their weights
     if device.type == "cuda" and is_fixed:
         linear.merge_projections(module)
-        linear.fuse_sums(module)
+        with exclusive_device(device, weights_dtype):
+            linear.fuse_sums(module)
     speed_up_deberta(module, is_fixed and checkpoint.layout in FIRST_TOKEN_LAYOUTS)
     if device.type == "cpu" and is_fixed and not is_float8:
         linear.arrange_weights(module)

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from gpuclassify.inference.batching import PaddedBatch, StagedTokens, pad, stage
+from gpuclassify.inference.device import exclusive_device
 from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
 from gpuclassify.inference.packed.packed_layers import (
     NotPackableError,
@@ -83,7 +84,6 @@ class ProbedModel(ABC):
         A token classifier's are (rows, tokens, outputs).
         """
 
-    @torch.inference_mode()
     def check_precision(self) -> None:
         """Raise PrecisionError if the model fails on a short text, as some do in half precision.
 
@@ -91,7 +91,8 @@ class ProbedModel(ABC):
         """
         batch = pad(self.probe([8]), np.zeros(1, dtype=np.int64), self.pad_id)
         try:
-            with_memory_released(lambda: self.forward(batch, "right"))
+            with exclusive_device(self.device, self.dtype):
+                with_memory_released(lambda: self.forward(batch, "right"))
         except (RuntimeError, TypeError) as err:
             if is_out_of_memory(err) or is_broken_device(err):
                 raise
@@ -109,14 +110,14 @@ class ProbedModel(ABC):
             raise PrecisionError(f"outputs of random texts are not finite in {self.dtype}")
 
     @functools.cached_property
-    @torch.inference_mode()
     def _overflows(self) -> bool:
         if self.dtype == torch.float32 or self.identity is None:
             return False
         tokens = self.probe([_SHORT, _TRIED_TOKENS])
         for row in range(len(tokens)):
             batch = pad(tokens, np.array([row]), self.pad_id)
-            outputs = with_memory_released(functools.partial(self.forward, batch, "right"))
+            with exclusive_device(self.device, self.dtype):
+                outputs = with_memory_released(functools.partial(self.forward, batch, "right"))
             if not outputs.isfinite().all():  # float16 overflows above 65,504
                 return True
         return False

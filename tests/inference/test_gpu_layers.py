@@ -23,7 +23,7 @@ from gpuclassify import (
 )
 from gpuclassify.inference import linear
 from gpuclassify.inference.batching import pad, stage
-from gpuclassify.inference.device import pick_dtype
+from gpuclassify.inference.device import device_lock, pick_dtype
 from gpuclassify.inference.leading_layers import shared_layers
 from gpuclassify.inference.linear import (
     FLOAT8,
@@ -262,6 +262,22 @@ def test_equal_layers_of_two_models_are_found_in_these_forms(
     first, equal, other = models
     assert shared_layers(first, equal).layers == 2
     assert shared_layers(first, other).layers == 0
+
+
+def test_trial_runs_hold_the_device(sequence_classifier, monkeypatch):
+    """Kernels run on torch's current GPU, which may be another one outside of this block."""
+    directory = sequence_classifier("bert")
+    model = load_model(read_checkpoint(hub.resolve(str(directory))), directory, CPU, torch.bfloat16)
+    seen, forward = [], model.forward
+
+    def noted(*arguments):
+        seen.append((device_lock(CPU).locked(), torch.is_inference_mode_enabled()))
+        return forward(*arguments)
+
+    monkeypatch.setattr(model, "forward", noted)
+    model.check_precision()
+    model.check_range()
+    assert seen == [(True, True)] * 3
 
 
 # What is refused, and by whom.
