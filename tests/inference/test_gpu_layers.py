@@ -1,5 +1,6 @@
 """Layers in the forms that a GPU gets, run on a CPU: one product, one sum and norm, 8 bits."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -21,7 +22,7 @@ from gpuclassify import (
     PromptClassifier,
     hub,
 )
-from gpuclassify.inference import linear
+from gpuclassify.inference import linear, loaded_model
 from gpuclassify.inference.batching import pad, stage
 from gpuclassify.inference.device import device_lock, pick_dtype
 from gpuclassify.inference.leading_layers import shared_layers
@@ -105,6 +106,18 @@ def test_layers_have_the_outputs_of_transformers(directory_of, load_directory, a
     for is_packed in (False, True):
         torch.testing.assert_close(together(model, is_packed), expected, atol=1e-4, rtol=1e-4)
     assert all(part.merged._computed is None for part in parts_of(model.module, MergedPart))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_model_gets_them_on_a_gpu(directory_of, monkeypatch, device):
+    monkeypatch.setattr(nn.Module, "to", lambda module, *_: module)  # there is no GPU
+    monkeypatch.setattr(loaded_model, "exclusive_device", lambda *_: contextlib.nullcontext())
+    directory = directory_of("bert")
+    checkpoint = read_checkpoint(hub.resolve(str(directory)))
+    model = load_model(checkpoint, directory, torch.device(device), torch.float32)
+    for kind in (MergedPart, FusedSum):
+        assert bool(parts_of(model.module, kind)) == (device == "cuda")
 
 
 class Attention(nn.Module):
