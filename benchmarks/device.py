@@ -40,8 +40,10 @@ from benchmarks.recipes import classifier_of, partition_scores, pipeline_partiti
 from benchmarks.start import measure_start
 from benchmarks.ways import (
     BATCH_SIZES,
+    EIGHT,
     HALF,
     PEER_DTYPE,
+    PLAIN_LAYERS,
     TOLERANCES,
     WARM_UP_DOCUMENTS,
     Choice,
@@ -179,7 +181,8 @@ def choose(options: argparse.Namespace, directory: str) -> Choice:
     is_gpu = _is_gpu(options.device)
     options.variants = [*PEERS, *([ORIGINAL] if options.original else [])]
     if is_gpu:
-        options.variants += [HALF, *(way.name for way in other_attentions(directory))]
+        options.variants += [HALF, EIGHT, PLAIN_LAYERS]
+        options.variants += [way.name for way in other_attentions(directory)]
     choice = choose_ways(options, directory)
     *others, subject = choice.ways
     dtype = PEER_DTYPE if is_gpu else "float32"

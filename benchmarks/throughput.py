@@ -187,7 +187,7 @@ def _peaks(ways: Sequence[Way], setting: Setting) -> dict[str, dict[str, float]]
     return {
         dtype: matmul_peaks(setting.shape, device, getattr(torch, dtype))
         for dtype in dict.fromkeys(way.dtype for way in ways)
-        if dtype != "int8"
+        if dtype not in ("int8", "float8")  # of which products have other arguments
     }
 
 

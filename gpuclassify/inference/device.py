@@ -43,7 +43,7 @@ FLOAT16_ENCODERS = frozenset(
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-# Smallest compute capability of GPUs with products of 8-bit floats, that of Ada.
+# Minimum compute capability for products of 8-bit floats (Ada).
 FLOAT8_CAPABILITY = (8, 9)
 
 # A device runs one forward at a time, because concurrent ones would compete for its memory.
@@ -157,7 +157,7 @@ def _use_model_stream(device: torch.device) -> Iterator[None]:
     if torch.cuda.get_allocator_backend() == "pluggable":  # such an allocator reuses memory early
         yield
         return
-    stream = _model_stream(device)
+    stream = _stream(device, "models")
     stream.wait_stream(torch.cuda.default_stream(device))  # weights are copied on that stream
     with torch.cuda.stream(stream):
         yield
@@ -282,7 +282,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if torch.cuda.get_allocator_backend() == "pluggable":
         # Such an allocator (RMM's is one) ignores `record_stream`, and reuses memory too early.
         return tensor.pin_memory().to(device, non_blocking=True)
-    side, current = _copy_stream(device), torch.cuda.current_stream(device)
+    side, current = _stream(device, "copies"), torch.cuda.current_stream(device)
     with torch.cuda.stream(side):
         copied = tensor.pin_memory().to(device, non_blocking=True)
     current.wait_stream(side)
@@ -291,10 +291,5 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 @functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-@functools.cache
-def _model_stream(device: torch.device) -> torch.cuda.Stream:
+def _stream(device: torch.device, user: str) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)

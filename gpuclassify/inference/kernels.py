@@ -201,9 +201,9 @@ def round_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Round `states`, (rows, size), to 8-bit floats, after GELU if `has_gelu`.
 
-    Returns numbers of the type `dtype`, (rows, size), and the factor of each row, float32
-    (rows, 1), by which they are to be multiplied. The largest number of `dtype` stands for the
-    row's largest absolute value. The factor of a row with NaN or infinite values is NaN.
+    Returns numbers of the type `dtype`, (rows, size), and a factor for each row, float32 (rows, 1):
+    multiply the numbers by it to get the values back. A row's largest absolute value becomes the
+    largest number of `dtype`. The factor of a row with NaN or infinite values is NaN.
     """
     states = states.contiguous()
     rows, size = states.shape

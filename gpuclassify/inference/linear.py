@@ -9,6 +9,7 @@ call, or multiplies unpacked ones. For BERT-base's weights in float32 that takes
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -30,17 +31,17 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 
 FLOAT8 = torch.float8_e4m3fn
-_MULTIPLE = 16  # of the numbers of inputs and outputs of a product with 8-bit numbers
-# Names of layers in transformers' encoders that multiply the same states.
+_MULTIPLE = 16  # `in_features` and `out_features` of a `Float8Linear` are multiples of it
+# Names of the projections to queries, keys and values in transformers' encoders.
 _PROJECTIONS = (
     ("query", "key", "value"),
     ("query_proj", "key_proj", "value_proj"),
     ("q_lin", "k_lin", "v_lin"),
 )
-# Submodules of BERT's and similar models' parts that add a linear layer's output to `input_tensor`.
+# Submodules of blocks like BertOutput, which return ``LayerNorm(dense(x) + input_tensor)``.
 _SUM_PARTS = {"dense", "LayerNorm", "dropout"}
-# Largest root mean square of differences from such a part, relative to its outputs.
-_TOLERANCE = 1e-2
+# Largest root mean square of differences from such a block, relative to its outputs.
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
 class ArrangedWeight:
@@ -111,8 +112,8 @@ def share_arranged(layers: nn.ModuleList, others: nn.ModuleList) -> None:
 class MergedLinear(nn.Module):
     """Linear layers of the same states, such as queries, keys and values, as one product.
 
-    The layers are called one after another, as a `MergedPart` each. The first computes the product,
-    and the last frees it.
+    Each layer becomes a `MergedPart`. The first part that is called for some states computes the
+    product, which is freed when all parts have been called, or with the states.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -123,15 +124,19 @@ class MergedLinear(nn.Module):
             tensors = [getattr(layer, name) for layer in layers]
             merged = None if tensors[0] is None else _frozen(torch.cat(tensors))
             self.product.register_parameter(name, merged)
-        self._computed: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+        self.kept: tuple[weakref.ref, dict[int, torch.Tensor]] | None = None
 
     def part(self, number: int, states: torch.Tensor) -> torch.Tensor:
         """Return the output of layer `number` for `states`, (..., inputs)."""
-        computed = self._computed
-        if computed is None or computed[0] is not states:
-            computed = states, self.product(states).split(self.sizes, dim=-1)
-        self._computed = None if number == len(self.sizes) - 1 else computed
-        return computed[1][number]
+        kept = self.kept
+        if kept is None or kept[0]() is not states or number not in kept[1]:
+            parts = self.product(states).split(self.sizes, dim=-1)
+            free = weakref.ref(states, lambda _: setattr(self, "kept", None))
+            kept = self.kept = free, dict(enumerate(parts))
+        output = kept[1].pop(number)
+        if not kept[1]:
+            self.kept = None
+        return output
 
 
 class MergedPart(nn.Module):
@@ -160,7 +165,7 @@ def merge_projections(module: nn.Module) -> None:
 
 
 class FusedSum(nn.Module):
-    """Class for parts of encoders' layers, such as BertOutput: one kernel adds and normalizes."""
+    """Block like BertOutput whose sum and LayerNorm are computed by one kernel."""
 
     def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
         """Return the norm of the sum of ``dense(hidden_states)`` and `input_tensor`."""
@@ -173,7 +178,7 @@ class FusedSum(nn.Module):
 
 
 def fuse_sums(module: nn.Module) -> None:
-    """Change parts of encoders' layers, on a GPU, to `FusedSum`, if it has the parts' outputs.
+    """Change the class of blocks like BertOutput to `FusedSum`, if their outputs agree.
 
     They are compared once for each class. If they differ or the kernel fails, the class stays, and
     the reason is logged. Call it within `exclusive_device`.
@@ -189,13 +194,14 @@ def fuse_sums(module: nn.Module) -> None:
             states = [torch.randn(shape, generator=random).to(weight) for shape in shapes]
             expected = parts[0](*states).float()
             difference = FusedSum.forward(parts[0], *states).float() - expected
-            most = _TOLERANCE**2 * expected.square().mean()
-            if not bool(difference.square().mean() <= most):  # also for NaN
+            most = _TOLERANCES[weight.dtype] * expected.norm()
+            if not bool(difference.norm() <= most):  # also for NaN
                 raise ValueError("its outputs differ")
         except Exception as err:  # compilers raise errors of any type
             if is_out_of_memory(err) or is_broken_device(err):
                 raise
-            logger.info("%s is not fused: %s: %s", kind.__name__, type(err).__name__, err)
+            reason = str(err).strip().partition("\n")[0]
+            logger.info("%s is not fused: %s: %s", kind.__name__, type(err).__name__, reason)
             continue
         for part in parts:
             part.__class__ = FusedSum
@@ -218,8 +224,11 @@ class Float8Linear(nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for `states`, (..., inputs)."""
         rows, scales = _round_rows(states.flatten(0, -2), self.has_gelu)
-        factors, dtype = (scales, self.scale), states.dtype
-        product = torch._scaled_mm(rows, self.weight.t(), *factors, self.bias, out_dtype=dtype)
+        product = torch._scaled_mm(
+            *(rows, self.weight.t(), scales, self.scale, self.bias),
+            out_dtype=states.dtype,
+            use_fast_accum=True,  # its error is far below that of rounding to 8 bits
+        )
         return product.unflatten(0, states.shape[:-1])
 
 
@@ -227,7 +236,7 @@ class Float8Linear(nn.Module):
 def round_products(layers: nn.ModuleList) -> None:
     """Replace linear layers within `layers`, in place, by a `Float8Linear` each.
 
-    Layers stay whose numbers of inputs and outputs are not multiples of 16. Raises ValueError if
+    A layer stays if `in_features` or `out_features` is not a multiple of 16. Raises ValueError if
     all stay.
     """
     for name, part in list(layers.named_modules()):
@@ -241,7 +250,7 @@ def round_products(layers: nn.ModuleList) -> None:
                 inner.intermediate_act_fn = nn.Identity()
             layers.set_submodule(name, Float8Linear(part, has_gelu))
     if not any(isinstance(part, Float8Linear) for part in layers.modules()):
-        raise ValueError("its layers have no products of a suitable size")
+        raise ValueError("no linear layer has sizes that are multiples of 16")
 
 
 def _round_rows(states: torch.Tensor, has_gelu: bool) -> tuple[torch.Tensor, torch.Tensor]:

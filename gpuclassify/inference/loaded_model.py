@@ -24,7 +24,7 @@ from gpuclassify.inference.packed.packed_layers import (
     NotPackableError,
     PackedLayers,
 )
-from gpuclassify.inference.probing import PrecisionError, ProbedModel, backbone_of, fresh_copy
+from gpuclassify.inference.probing import ProbedModel, backbone_of, fresh_copy
 from gpuclassify.models.checkpoint import (
     FIRST_TOKEN_LAYOUTS,
     SEQUENCE_CLASSIFICATION,
@@ -45,7 +45,7 @@ class LoadedModel(ProbedModel):
 
     module: nn.Module  # evaluation mode, on `device`
     device: torch.device
-    dtype: torch.dtype  # dtype of weights and activations; `linear.FLOAT8`: of products alone
+    dtype: torch.dtype  # of weights and states; `linear.FLOAT8`: of products, the rest in bfloat16
     new_tokenizer: Callable[[], Any]  # returns a new Hugging Face tokenizer
     tokenizer: Any  # read for settings and special tokens; it never tokenizes a text
     pad_id: int  # token id of padding
@@ -131,17 +131,14 @@ class LoadedModel(ProbedModel):
         return torch.stack([best.indices.float(), best.values], dim=1)
 
     def round_products(self) -> None:
-        """Give the layers' products 8-bit inputs and weights; raise PrecisionError if that fails.
+        """Replace linear layers by 8-bit ones; raise PrecisionError if texts need padding.
 
-        It does for padded texts: padding changes states by rounding errors, which 8 bits enlarge.
+        Padding changes states by rounding errors, which 8 bits would enlarge. PrecisionError is
+        also raised if no layer has a suitable size, or a kernel fails.
         """
-        try:
-            with exclusive_device(self.device, self.dtype):
-                self.packed_layers()  # compared now, in 16 bits
-                linear.round_products(PackedLayers(self.module).layers)
-        except ValueError as err:
-            name = type(self.module).__name__
-            raise PrecisionError(f"{name} needs another dtype than float8: {err}") from err
+        with self.telling_failures(), exclusive_device(self.device, self.dtype):
+            self.packed_layers()  # compared now, in 16 bits
+            linear.round_products(PackedLayers(self.module).layers)
 
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Call a network with named input tensors and return its outputs, float32 (rows, outputs).
@@ -188,17 +185,19 @@ def load_model(
     tokenizer = new_tokenizer()
     is_autocast = own_module is not None and dtype != torch.float32
     is_float8 = dtype == linear.FLOAT8
-    # bfloat16 has the range of 8-bit numbers with factors in float32.
+    # Row-wise products of 8-bit numbers have outputs in bfloat16 on every GPU that can do them.
     weights_dtype = torch.bfloat16 if is_float8 else torch.float32 if is_autocast else dtype
     module = load_module(checkpoint, directory, weights_dtype, own_module, adapter_directory).to(
         device
     )
     is_fixed = own_module is None  # other modules may change their weights
-    if device.type == "cuda" and is_fixed:
+    is_for_gpu = is_fixed and device.type == "cuda"
+    if is_for_gpu:
         linear.merge_projections(module)
+    speed_up_deberta(module, is_fixed and checkpoint.layout in FIRST_TOKEN_LAYOUTS)
+    if is_for_gpu:  # after DeBERTa's trial run, which copies layers to the CPU
         with exclusive_device(device, weights_dtype):
             linear.fuse_sums(module)
-    speed_up_deberta(module, is_fixed and checkpoint.layout in FIRST_TOKEN_LAYOUTS)
     if device.type == "cpu" and is_fixed and not is_float8:
         linear.arrange_weights(module)
     is_fast = fast_encoder(module) is not None and not is_autocast
@@ -217,7 +216,8 @@ def load_model(
         tokenizer=tokenizer,
         pad_id=int(next(number for number in pad_ids if number is not None)),
         max_tokens=longest_input(checkpoint, tokenizer, config, module),
-        accepts_positions=_accepts_positions(module, backbone),
+        accepts_positions=_accepts(module, backbone, "position_ids")
+        and not any(hasattr(p, "create_position_ids_from_input_ids") for p in module.modules()),
         accepts_types=getattr(config, "type_vocab_size", None)
         != 1  # a single segment id carries no information
         and (not unpacks or _accepts(module, backbone, "token_type_ids")),
@@ -238,12 +238,6 @@ def load_model(
     if is_fixed and dtype != torch.float32:
         model.check_precision()
     return model
-
-
-def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
-    if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
-        return False
-    return _accepts(module, backbone, "position_ids")
 
 
 def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:

@@ -85,20 +85,26 @@ class ProbedModel(ABC):
         """
 
     def check_precision(self) -> None:
-        """Raise PrecisionError if the model fails on a short text, as some do in half precision.
+        """Raise PrecisionError if the model fails on a short text, as some do in half precision."""
+        batch = pad(self.probe([8]), np.zeros(1, dtype=np.int64), self.pad_id)
+        with self.telling_failures(), exclusive_device(self.device, self.dtype):
+            with_memory_released(lambda: self.forward(batch, "right"))
+
+    @contextlib.contextmanager
+    def telling_failures(self) -> Iterator[None]:
+        """Turn errors in the block into PrecisionError, which advises another precision.
 
         Out-of-memory errors and errors of a broken device are raised unchanged.
         """
-        batch = pad(self.probe([8]), np.zeros(1, dtype=np.int64), self.pad_id)
         try:
-            with exclusive_device(self.device, self.dtype):
-                with_memory_released(lambda: self.forward(batch, "right"))
-        except (RuntimeError, TypeError) as err:
+            yield
+        except Exception as err:  # compilers of kernels raise errors of any type
             if is_out_of_memory(err) or is_broken_device(err):
                 raise
+            wider = "bfloat16" if self.dtype.itemsize == 1 else "float32"
             raise PrecisionError(
                 f"{type(self.module).__name__} does not run in {self.dtype} on {self.device} "
-                f'({err}): pass dtype="float32"'
+                f'({err}): pass dtype="{wider}"'
             ) from err
 
     def check_range(self) -> None:

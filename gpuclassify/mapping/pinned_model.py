@@ -175,8 +175,8 @@ class PinnedModel:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError or ValueError if a setting contradicts the model's files.
 
-        Some layouts have one problem type, whatever the settings say, positions may have a hard
-        limit, and static models and networks of users have no layers for ``dtype="float8"``.
+        Some layouts have one problem type, whatever the settings say. Positions may have a hard
+        limit. Static models and networks of users have no layers for ``dtype="float8"``.
         """
         declared = self.options.declared.get("problem_type")
         if declared not in (None, checkpoint.problem_type):
@@ -194,8 +194,8 @@ class PinnedModel:
             )
         if getattr(self.options, "dtype", None) == FLOAT8 and checkpoint.layout in WITHOUT_LAYERS:
             raise ValueError(
-                f'dtype="{FLOAT8}" is for the layers of transformers\' encoders, and '
-                f"{checkpoint.identity.name} is {WITHOUT_LAYERS[checkpoint.layout]}: leave it out"
+                f'dtype="{FLOAT8}" is for layers of transformers, and {checkpoint.identity.name} '
+                f"is {WITHOUT_LAYERS[checkpoint.layout]}: leave out dtype"
             )
 
     def fetch(self) -> None:

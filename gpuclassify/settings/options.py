@@ -262,7 +262,9 @@ class ModelOptions(TextOptions):
         super().check_together()
         self._check_windows()
         if self.dtype == FLOAT8 and self.device in ("cpu", "mps"):
-            raise ValueError(f'dtype="{FLOAT8}" needs an NVIDIA GPU, but device="{self.device}"')
+            raise ValueError(
+                f'dtype="{FLOAT8}" needs an NVIDIA GPU, but device="{self.device}": leave one out'
+            )
         if self.dtype == FLOAT8 and self.engine not in ("auto", "packed"):
             raise ValueError(
                 f'dtype="{FLOAT8}" is for texts without padding, but engine="{self.engine}": '

@@ -82,7 +82,7 @@ def embeddings(model, texts=TEXTS, **options):
 
 
 def test_a_static_model_has_no_products_for_8_bits(model):
-    with pytest.raises(ValueError, match="is a static model: leave it out"):
+    with pytest.raises(ValueError, match="is a static model: leave out dtype"):
         embeddings(model, dtype="float8")
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
 
 from gpuclassify import hub
 from gpuclassify.inference.device import FLOAT8_CAPABILITY, holding
@@ -151,19 +152,26 @@ def test_the_log_says_whether_attention_is_fused(load, caplog):
 
 @pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "deberta-v2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sums_are_fused_and_as_near_to_float32_as_transformers(load, architecture, dtype):
-    exact, model = load(architecture, torch.float32), load(architecture, dtype)
+def test_sums_are_fused_and_as_near_to_float32_as_transformers(
+    load, sequence_classifier, architecture, dtype
+):
+    model = load(architecture, dtype)
     kinds = Counter(type(part) for part in model.module.modules())
     assert kinds[FusedSum] == 4  # two layers
     assert kinds[MergedPart] == 6
     ids = np.random.default_rng(0).integers(len(model.tokenizer), size=sum(LENGTHS))
     tokens = TokenBatch(ids.astype(np.int32), np.cumsum([0, *LENGTHS]))
-    right = run(exact, "exact", [tokens], options(engine="reference"), RunStats())
-    errors = []
-    for engine in ("packed", "reference"):
-        rows = run(model, engine, [tokens], options(engine=engine), RunStats())
-        errors.append(np.sqrt(np.mean((np.asarray(rows) - np.asarray(right)) ** 2)))
-    assert errors[0] <= 1.2 * errors[1]
+    directory, pieces = sequence_classifier(architecture, hidden_size=256), np.cumsum(LENGTHS)[:-1]
+    outputs = {}
+    for name, device, kind in (("exact", "cpu", torch.float32), ("plain", GPU, dtype)):
+        plain = AutoModelForSequenceClassification.from_pretrained(directory, dtype=kind)
+        plain = plain.to(device).eval()
+        rows = [torch.from_numpy(part)[None].to(device) for part in np.split(ids, pieces)]
+        with torch.inference_mode():
+            outputs[name] = torch.cat([plain(row).logits.float().cpu() for row in rows]).numpy()
+    found = np.asarray(run(model, "packed", [tokens], options(engine="packed"), RunStats()))
+    errors = [np.square(rows - outputs["exact"]).mean() for rows in (found, outputs["plain"])]
+    assert errors[0] <= 1.5 * errors[1]
 
 
 def has_8_bit_products():
@@ -183,7 +191,7 @@ def test_8_bit_products_are_those_of_a_cpu(has_gelu):
     found = Float8Linear(layer.to(GPU), has_gelu)(states.to(GPU)).float().cpu()
     assert (found.isnan() == expected.isnan()).all()
     assert found.isnan().any(-1)[0].nonzero()[:, 0].tolist() == [5, 6]
-    scale = expected.nan_to_num().abs().amax(-1, keepdim=True)
+    scale = expected.nan_to_num().abs().amax(-1, keepdim=True).clamp(min=1e-12)
     # A value half way between two 8-bit numbers may be rounded to either.
     assert ((found - expected).abs().nan_to_num() / scale).max() < 0.02
 

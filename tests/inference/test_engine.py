@@ -274,11 +274,11 @@ def test_outputs_on_a_gpu_equal_those_on_the_cpu(
 def test_copies_wait_in_line_where_another_allocator_than_torchs_gives_memory(monkeypatch):
     """It may give the memory of a copy to the next one on the same stream, before it was read."""
 
-    def refuse(device):
+    def refuse(*_):
         pytest.fail("a stream of its own")
 
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
-    monkeypatch.setattr(device, "_copy_stream", refuse)
+    monkeypatch.setattr(device, "_stream", refuse)
     found = device.to_device(np.arange(9, dtype=np.int32), torch.device("cuda"))
     assert found.is_cuda
     assert found.tolist() == list(range(9))

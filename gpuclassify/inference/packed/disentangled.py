@@ -368,18 +368,13 @@ class DisentangledEncoder(DebertaV2Encoder):
 def _relative_positions(
     width: int, buckets: int, most: int, size: int, device: torch.device
 ) -> RelativePositions:
-    positions = _positions_by_distance(width, buckets, most, size)
-    return RelativePositions(
-        to_device(positions, device), int(positions.min()), int(positions.max())
-    )
-
-
-@functools.lru_cache(maxsize=1_024)
-def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np.ndarray:
     distances = torch.arange(1 - width, width)
     if buckets > 0:
         distances = make_log_bucket_position(distances, buckets, most).long()
-    return (distances + size // 2).clamp(0, size - 1).numpy()
+    positions = (distances + size // 2).clamp(0, size - 1).numpy()
+    return RelativePositions(
+        to_device(positions, device), int(positions.min()), int(positions.max())
+    )
 
 
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:

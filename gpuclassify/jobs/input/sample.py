@@ -183,7 +183,7 @@ def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[
 
 
 def _cut(part: Part, size: float, most: int, stretch_bytes: int) -> list[tuple[Part, float]]:
-    """Cut a range of JSON lines into up to `most` ranges, so that few large parts are no few draws.
+    """Cut a range of JSON lines into up to `most` ranges, so that large parts are drawn more often.
 
     `size` is the part's size, which is divided as its bytes are. Other parts are not cut.
     """
