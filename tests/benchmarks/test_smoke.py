@@ -3,12 +3,14 @@
 import importlib
 import json
 import re
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, throughput
 from benchmarks.device import choose, parse_options
 from benchmarks.gpu.run import all_steps
 from benchmarks.harness import noise
@@ -80,9 +82,11 @@ def test_pages_name_and_pictures_show_committed_results():
     assert all(picture.stem.startswith(stems) for picture in RESULTS.glob("*.png"))
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_on_a_gpu_the_rivals_of_a_model_run_or_are_said_to_be_missing(
-    sequence_classifier, monkeypatch
+    sequence_classifier, monkeypatch, capability
 ):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr("gpuclassify.inference.device.pick_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for architecture in ("bert", "deberta-v2"):
@@ -91,6 +95,13 @@ def test_on_a_gpu_the_rivals_of_a_model_run_or_are_said_to_be_missing(
         names = [way.name for way in choice.ways]
         assert names[-1] == "gpuclassify" and choice.ways[-1].dtype == "float16"
         assert {"gpuclassify, bfloat16", "sorted batches, float16, best batch"} < set(names)
+        assert "gpuclassify, layers of transformers" in names
+        assert ("gpuclassify, float8" in names) == (capability == (9, 0))
+        assert ("gpuclassify, float8" in choice.left_out) == (capability == (8, 0))
+        setting = SimpleNamespace(shape=None, options=options)
+        with mock.patch.object(throughput, "matmul_peaks", lambda _, __, dtype: str(dtype)):
+            peaks = throughput._peaks(choice.ways, setting)
+        assert peaks == {name: f"torch.{name}" for name in ("float32", "float16", "bfloat16")}
         rivals = {name for name in choice.left_out if "flash" in name}
         assert len(rivals) == (2 if architecture == "deberta-v2" else 0)
         assert all("pip install" in choice.left_out[name] for name in rivals)
