@@ -45,7 +45,7 @@ class LoadedModel(ProbedModel):
 
     module: nn.Module  # evaluation mode, on `device`
     device: torch.device
-    dtype: torch.dtype  # of weights and states; `linear.FLOAT8`: of products, the rest in bfloat16
+    dtype: torch.dtype  # dtype of weights and states; `linear.FLOAT8`: of products alone
     new_tokenizer: Callable[[], Any]  # returns a new Hugging Face tokenizer
     tokenizer: Any  # read for settings and special tokens; it never tokenizes a text
     pad_id: int  # token id of padding

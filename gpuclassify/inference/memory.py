@@ -183,7 +183,7 @@ def largest_batch_bytes(
     tokens = GPU_MAX_TOKENS if is_gpu else cpu_limits(width).max_tokens
     scores = GPU_SCORE_BYTES if is_gpu else CPU_SCORE_BYTES
     has_scores = bool(sizes.get("relative_attention"))
-    # With 8-bit products, states are in bfloat16.
+    # States are in bfloat16 beside 8-bit products.
     return tokens * numbers * max(2, dtype.itemsize) + has_scores * scores
 
 

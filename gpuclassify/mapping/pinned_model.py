@@ -295,7 +295,7 @@ class PinnedModel:
         safetensors header cannot be read.
         """
         # A user's own module keeps the dtype of its weights, and torch casts inputs.
-        # With "float8", embeddings have 16 bits, and so do all weights while a model is loaded.
+        # Embeddings have 16 bits beside 8-bit products, as all weights have during loading.
         item_bytes = 4 if self.has_own_module else max(2, dtype.itemsize)
         sizes = {}
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError, ValueError):
