@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.device import WORKSPACE_BYTES
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.inference.device import nvml_source, watched
+from gpuclassify.workers.device_report import nvml_source, watched
 from gpuclassify.workers.run_context import RunStats, collected_stats
 from tests.replicas import sample_texts
 

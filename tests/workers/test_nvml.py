@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 import torch
 
-from gpuclassify.inference.device import nvml_source, watched
 from gpuclassify.workers import nvml
+from gpuclassify.workers.device_report import nvml_source, watched
 from gpuclassify.workers.nvml import Gpu, select_visible, survey_gpus
 from gpuclassify.workers.run_context import RunStats
 
