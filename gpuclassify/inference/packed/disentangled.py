@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.deberta_v2.modeling_deberta_v2 import (
     DebertaV2Encoder,
@@ -164,7 +163,7 @@ def _attend_texts(
         bias = _relative_scores(q, k, tables.part(head))
         if is_token is not None:
             bias = bias.masked_fill_(~is_token[row][:, None], -torch.inf)
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
         context[row, head] = attended.transpose(0, 1)
     return context
 
@@ -259,10 +258,13 @@ class DisentangledEncoder(DebertaV2Encoder):
         With `is_first_enough`, all tokens of a row get its first token's state in the last layer,
         if there are several layers. transformers' own forward may run: see the class.
         """
-        is_plain = attention_mask.dim() == 2 and not output_attentions
-        is_plain &= query_states is None and relative_pos is None
+        is_plain = attention_mask.dim() == 2 and not output_attentions and query_states is None
+        is_plain = is_plain and relative_pos is None and not is_reference.get()
+        is_plain = is_plain and not (self.training or torch.is_grad_enabled())
+        device = hidden_states.device.type
+        is_plain = is_plain and device != "meta" and not torch.is_autocast_enabled(device)
         layout = None
-        if is_plain and self._is_fast(hidden_states):
+        if is_plain:
             layout = current_layout.get(None) or Layout.from_mask(attention_mask)
         if layout is None:
             return super().forward(
@@ -279,11 +281,6 @@ class DisentangledEncoder(DebertaV2Encoder):
         if not return_dict:
             return (states[-1],) if kept is None else (states[-1], kept)
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
-
-    def _is_fast(self, states: torch.Tensor) -> bool:
-        if self.training or torch.is_grad_enabled() or states.is_meta or is_reference.get():
-            return False
-        return not torch.is_autocast_enabled(states.device.type)
 
     @property
     def attention(self) -> str:
@@ -368,13 +365,18 @@ class DisentangledEncoder(DebertaV2Encoder):
 def _relative_positions(
     width: int, buckets: int, most: int, size: int, device: torch.device
 ) -> RelativePositions:
-    distances = torch.arange(1 - width, width)
-    if buckets > 0:
-        distances = make_log_bucket_position(distances, buckets, most).long()
-    positions = (distances + size // 2).clamp(0, size - 1).numpy()
+    positions = _positions_by_distance(width, buckets, most, size)
     return RelativePositions(
         to_device(positions, device), int(positions.min()), int(positions.max())
     )
+
+
+@functools.lru_cache(maxsize=1_024)
+def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np.ndarray:
+    distances = torch.arange(1 - width, width)
+    if buckets > 0:
+        distances = make_log_bucket_position(distances, buckets, most).long()
+    return (distances + size // 2).clamp(0, size - 1).numpy()
 
 
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:

@@ -122,7 +122,10 @@ class PackedLayers:
                 stack.callback(layer.register_forward_hook(self._unpack).remove)
             if self.is_first_enough:
                 for part in self.attention_outputs:
-                    stack.callback(part.register_forward_pre_hook(_keep_first).remove)
+                    hook = part.register_forward_pre_hook(
+                        lambda _, given: _change(given, current_layout.get().first_tokens)
+                    )
+                    stack.callback(hook.remove)
             yield
 
     def _unpack(self, _: nn.Module, arguments: Any, output: Any) -> Any:
@@ -166,10 +169,6 @@ class PackedLayers:
 def _pack(_: nn.Module, arguments: Any, named: Any) -> tuple[Any, Any]:
     layout = current_layout.get()
     return _change(arguments, layout.pack), _change(named, layout.pack)
-
-
-def _keep_first(_: nn.Module, arguments: Any) -> Any:
-    return _change(arguments, current_layout.get().first_tokens)
 
 
 def _change(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
