@@ -347,7 +347,7 @@ def test_settings_over_a_file_for_all_are_for_its_owner(settings_of, tmp_path):
         ("--part-size big", "--part-size"),
         ("--max-chars 0", "--max-chars 0 must"),
         ("--dump-config no/where.yaml", "cannot be written to no/where.yaml: No such file or"),
-        ("--min-score High=x", "--min-score 'High=x': pass a number, or LABEL=NUMBER"),
+        ("--min-score High=x", "--min-score 'x': pass a number, or LABEL=NUMBER"),
         ("--min-confidence much", "--min-confidence 'much': pass a number"),
         ("--classifier quality --filter-by High", "name one, as in --filter-by domain:High"),
         ("--model a --model b", "--model was passed 2 times"),
@@ -359,7 +359,6 @@ def test_settings_over_a_file_for_all_are_for_its_owner(settings_of, tmp_path):
         ("--model domain --field idd", "no column 'idd'. Did you mean 'id'?"),
         ("--model domain -n 3 --field idd", "no column 'idd'. Did you mean 'id'?"),
         ("--model domain -n 0", "--limit 0"),
-        ("--model domain -n 5 --type id=double", "--type has no effect"),
         ("--set token=hf_x", "a token is no setting"),
         ("--set truncated_field", "pass NAME=VALUE"),
         ("--set truncated_feild=x", "Did you mean 'truncated_field'"),
@@ -681,7 +680,7 @@ def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
     assert [line for line in shown.splitlines() if line in groups] == groups
     for parameter in main.get_command(click.Context(main), "classify").params:
         for option in parameter.opts if isinstance(parameter, click.Option) else ():
-            assert re.search(rf"^  (-\w, )?{option}[ ,]", shown, re.MULTILINE), option
+            assert re.search(rf"^  (-\w, |--[\w-]+, )*{option}[ ,]", shown, re.MULTILINE), option
     assert "Files:" in planned
     assert "Cluster:" not in planned and "--scheduler" not in planned
 
@@ -773,7 +772,8 @@ assert not {"torch", "transformers", "distributed", "pandas", "dask"} & set(sys.
 
 def test_labels_that_look_like_markup_are_shown():
     console = Console(record=True, file=io.StringIO(), width=80)
-    print_summary(JobSummary(rows_written=1, labels={"[/red]": 1}), console)
+    counted = {"columns": {"label": {"[/red]": 1}}, "labelled": {"label": 1}}
+    print_summary(JobSummary(rows_written=1, **counted), console)
     assert "[/red]" in console.export_text()
 
 
@@ -785,7 +785,7 @@ def test_models_lists_every_family_with_licence_and_columns(run):
     assert by_family["stack-edu-LANGUAGE"]["variants"]["LANGUAGE"][:2] == ["c", "cpp"]
     table = run("models").stdout
     assert all(f"\n{family}: " in f"\n{table}" for family in by_family)
-    assert len(table.splitlines()) < 200
+    assert len(table.splitlines()) < 300
 
 
 def test_a_published_checkpoint_runs_by_its_name(run, folder, scheduler, tmp_path):
