@@ -6,9 +6,7 @@ one text at a time, always by a copy that has read no other text before.
 
 import contextlib
 import copy
-import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -29,7 +27,7 @@ from gpuclassify.models.loading import check_tensors
 from gpuclassify.workers.run_context import collected_stats
 from tests.loaders import LOADERS
 from tests.models.test_loading import described
-from tests.oracle import TOLERANCE, assert_close, plain_tokenizer, stacked
+from tests.oracle import assert_close, plain_tokenizer, stacked
 from tests.replicas import sample_texts
 from tests.replicas.texts import documents_of
 from tests.replicas.tokenizers import trained_tokenizer, write_tokenizer
@@ -231,19 +229,13 @@ def outputs(directory, texts, **options):
     return stacked(classifier(pd.DataFrame({"text": texts})).outputs)
 
 
-# MobileBERT's layers do not normalize states, so that rounding errors grow, by processor.
-TOLERANCES = {"mobilebert": 1e-4}
-
-
 def assert_agrees(directory, texts=TEXTS, **options):
     """Together in one batch and alone, texts get what plain transformers gives one of them."""
-    model_type = json.loads((Path(directory) / "config.json").read_text()).get("model_type")
-    tolerance = TOLERANCES.get(model_type, TOLERANCE)
     expected = expected_outputs(directory, texts)
     assert expected.std(0).max() > 0.01, "outputs that do not depend on the text prove nothing"
-    assert_close(outputs(directory, texts, **options), expected, tolerance)
+    assert_close(outputs(directory, texts, **options), expected)
     alone = np.concatenate([outputs(directory, [text], **options) for text in texts])
-    assert_close(alone, expected, tolerance)
+    assert_close(alone, expected)
     MODELS.evict()
 
 
