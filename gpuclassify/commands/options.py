@@ -556,8 +556,8 @@ def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any
         return texts
     is_number = float in {*kinds, *itertools.chain(*by_name)}
     if is_number and all("=" in text for text in texts):
-        pairs = [*_named(flag, "", texts, str.rpartition)]
-        return {label: _number(option, text) for label, text in pairs}
+        labels = [label for label, _ in _named(flag, "", texts, str.rpartition)]
+        return {label: _number(option, text) for label, text in zip(labels, texts, strict=True)}
     if len(texts) > 1:
         raise ValueError(f"{flag} was passed {len(texts)} times: pass it once")
     return _number(option, texts[0]) if is_number else texts[0]
@@ -602,7 +602,7 @@ def _named(
 
 def _number(option: GroupedOption, text: str) -> float:
     try:
-        return float(text)
+        return float(text.rpartition("=")[2])
     except ValueError as err:
         hint = ", or LABEL=NUMBER" if option.metavar == LABELLED else ""
         raise ValueError(f"{option.opts[0]} {text!r}: pass a number{hint}") from err
